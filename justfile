@@ -1,0 +1,50 @@
+# Ray must not start its workers with `uv run`: the environment is already the right one.
+export RAY_ENABLE_UV_RUN_RUNTIME_ENV := "0"
+
+packages := "verl-protocol verl-dispatch verl-ray"
+
+# List the recipes.
+default:
+    @just --list
+
+# Install everything into .venv.
+setup:
+    uv sync
+
+# Train the tiny model with PPO and watch it learn.
+demo *ARGS:
+    uv run verl-ppo {{ ARGS }}
+
+# The whole test suite, or the part named.
+test *ARGS:
+    uv run pytest {{ ARGS }}
+
+# One package's suite with only that package's own dependencies: `just isolated verl-protocol`.
+isolated PACKAGE *ARGS:
+    uv run --isolated --package {{ PACKAGE }} --group test {{ ARGS }} pytest packages/{{ PACKAGE }}
+
+# Style and likely mistakes.
+lint:
+    uv run ruff check
+    uv run ruff format --check
+
+# mypy strict over the sources and tests of every package.
+types:
+    uv run python tests/tools/typecheck.py
+
+# Who may import whom.
+layers:
+    uv run lint-imports
+
+# Everything that must be green before a change lands.
+check: lint types layers test
+
+# Build one wheel per package into dist/.
+wheels:
+    rm -rf dist
+    for package in {{ packages }} verl-examples; do uv build --quiet --wheel --package $package --out-dir dist; done
+    ls dist
+
+# Benchmarks of one layer (protocol, dispatch, ray) or of all: tables of medians and ratios.
+bench LAYER="all" *ARGS:
+    uv run python tests/tools/bench.py {{ LAYER }} {{ ARGS }}
