@@ -1,0 +1,154 @@
+"""One place where row indices of every kind become one of two forms: a `range` or an int64 tensor."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from verl_protocol.errors import InvalidIndexError, MaskLengthError, RowOutOfRangeError
+
+RowIndex: TypeAlias = range | torch.Tensor
+"""What row operations take: a range (a view) or an int64 CPU tensor (a copy), nothing negative."""
+
+IndexLike: TypeAlias = "slice | range | Iterable[Any] | NDArray[Any] | torch.Tensor"
+"""What users may write for several rows: slice, range, list, tuple, array, tensor or boolean mask."""
+
+
+def is_single_row(index: object) -> bool:
+    """Whether `index` names one row: an int, a numpy int, or a tensor or array of no dimension."""
+    if isinstance(index, (bool, np.bool_)):
+        return False
+    if isinstance(index, (int, np.integer)):
+        return True
+    return isinstance(index, (torch.Tensor, np.ndarray)) and index.ndim == 0
+
+
+def normalise_row(index: Any, num_rows: int) -> int:
+    """The place of one row, counted from the start.
+
+    Raises:
+        RowOutOfRangeError: `index` is not in `[-num_rows, num_rows)`.
+        InvalidIndexError: `index` is no whole number.
+    """
+    if isinstance(index, (torch.Tensor, np.ndarray)):
+        index = index.item()
+    if isinstance(index, (bool, np.bool_)):
+        raise InvalidIndexError(index, "a single bool is neither a row nor a mask")
+    try:
+        row = operator.index(index)
+    except TypeError:
+        raise InvalidIndexError(index, f"{type(index).__name__} is not a whole number") from None
+    if not -num_rows <= row < num_rows:
+        raise RowOutOfRangeError(row, num_rows)
+    return row + num_rows if row < 0 else row
+
+
+def normalise_index(index: IndexLike, num_rows: int) -> RowIndex:
+    """Rows named in any way, as a range (for a slice or range) or as an int64 CPU tensor.
+
+    Raises:
+        RowOutOfRangeError: a row is not in `[-num_rows, num_rows)`.
+        MaskLengthError: a boolean mask has not one entry per row.
+        InvalidIndexError: the index has the wrong type or more than one dimension.
+
+    >>> normalise_index(slice(1, None), 3)
+    range(1, 3)
+    >>> normalise_index([-1, 0], 3)
+    tensor([2, 0])
+    """
+    if isinstance(index, slice):
+        return range(*_slice_limits(index, num_rows))
+    if isinstance(index, range):
+        return _normalise_range(index, num_rows)
+    rows = _as_vector(index)
+    if rows.dtype == torch.bool:
+        return _rows_of_mask(rows, num_rows)
+    return _checked(rows.to(torch.int64), num_rows)
+
+
+def _slice_limits(index: slice, num_rows: int) -> tuple[int, int, int]:
+    parts = [None if part is None else _whole(part) for part in (index.start, index.stop, index.step)]
+    if parts[2] == 0:
+        raise InvalidIndexError(index, "a slice needs a step other than 0")
+    return slice(*parts).indices(num_rows)
+
+
+def _whole(part: Any) -> int:
+    try:
+        return operator.index(part)
+    except TypeError:
+        raise InvalidIndexError(part, "the ends of a slice must be whole numbers") from None
+
+
+def _normalise_range(index: range, num_rows: int) -> RowIndex:
+    if len(index) == 0:
+        return range(0)
+    lowest, highest = min(index[0], index[-1]), max(index[0], index[-1])
+    if lowest < -num_rows or highest >= num_rows:
+        raise RowOutOfRangeError(lowest if lowest < -num_rows else highest, num_rows)
+    if lowest >= 0:
+        return index
+    if highest < 0:
+        return range(index.start + num_rows, index.stop + num_rows, index.step)
+    return _checked(torch.tensor(list(index)), num_rows)
+
+
+def _as_vector(index: Any) -> torch.Tensor:
+    if isinstance(index, torch.Tensor):
+        return _checked_kind(index.detach().cpu(), index)
+    if isinstance(index, (str, bytes)) or not isinstance(index, Iterable):
+        raise InvalidIndexError(index, "rows are named by a slice, range, sequence, array, tensor or mask")
+    array = index if isinstance(index, np.ndarray) else _array_of(list(index))
+    if array.dtype == object:
+        array = _array_of(array.tolist())
+    if array.dtype.kind == "u":
+        array = array.astype(np.int64)
+    if array.size == 0 and array.ndim == 1 and array.dtype != bool:
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "ib":
+        raise InvalidIndexError(index, f"{array.dtype} is neither whole numbers nor bools")
+    return _checked_kind(torch.from_numpy(np.ascontiguousarray(array)), index)
+
+
+def _array_of(items: list[Any]) -> NDArray[Any]:
+    bools = [isinstance(item, (bool, np.bool_)) or _is_bool_tensor(item) for item in items]
+    if any(bools):
+        if not all(bools):
+            raise InvalidIndexError(items, "bools and numbers are mixed")
+        return np.array([bool(item) for item in items], dtype=bool)
+    try:
+        return np.array([operator.index(item) for item in items], dtype=np.int64)
+    except TypeError:
+        raise InvalidIndexError(items, "not all entries are whole numbers") from None
+
+
+def _is_bool_tensor(item: object) -> bool:
+    return isinstance(item, torch.Tensor) and item.dtype == torch.bool
+
+
+def _checked_kind(rows: torch.Tensor, given: object) -> torch.Tensor:
+    if rows.ndim != 1:
+        raise InvalidIndexError(given, f"it has {rows.ndim} dimensions, not 1")
+    if rows.is_floating_point() or rows.is_complex():
+        raise InvalidIndexError(given, f"{rows.dtype} is neither whole numbers nor bools")
+    return rows
+
+
+def _rows_of_mask(mask: torch.Tensor, num_rows: int) -> torch.Tensor:
+    if mask.numel() != num_rows:
+        raise MaskLengthError(mask.numel(), num_rows)
+    return mask.nonzero().flatten()
+
+
+def _checked(rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+    if rows.numel() == 0:
+        return rows
+    lowest, highest = (int(end) for end in rows.aminmax())
+    if lowest < -num_rows or highest >= num_rows:
+        raise RowOutOfRangeError(lowest if lowest < -num_rows else highest, num_rows)
+    return torch.where(rows < 0, rows + num_rows, rows) if lowest < 0 else rows

@@ -1,0 +1,172 @@
+"""Row operations on one jagged tensor, done on its values and offsets and never by looping over rows.
+
+A jagged tensor keeps the values of all its rows in one buffer; row `i` is
+`values[offsets[i]:offsets[i + 1]]` along the ragged dimension. Some have `lengths` as well, which leave
+gaps between rows. Whatever happens to the rows, the ragged dimension stays the one it was: it is read
+from the tensor and never guessed from shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeGuard
+
+import torch
+
+
+class JaggedParts(NamedTuple):
+    """What a jagged tensor consists of; `dim` is its ragged dimension (1 or more)."""
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+    lengths: torch.Tensor | None
+    dim: int
+
+    @property
+    def starts(self) -> torch.Tensor:
+        """Where each row begins in `values`."""
+        return self.offsets[:-1]
+
+    @property
+    def row_lengths(self) -> torch.Tensor:
+        """How many entries each row has along the ragged dimension."""
+        return self.offsets.diff() if self.lengths is None else self.lengths
+
+
+def is_jagged(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether `value` is a nested tensor of the jagged layout."""
+    return isinstance(value, torch.Tensor) and value.is_nested and value.layout is torch.jagged
+
+
+def jagged_parts(tensor: torch.Tensor) -> JaggedParts:
+    """Values, offsets, lengths (None without gaps) and ragged dimension of a jagged tensor."""
+    offsets: torch.Tensor = tensor._offsets  # type: ignore[attr-defined]
+    lengths: torch.Tensor | None = tensor._lengths  # type: ignore[attr-defined]
+    # The public accessor goes through autograd and costs some 50 us, so it is used only where it is needed.
+    values: Any = tensor.values() if tensor.requires_grad else tensor._values
+    return JaggedParts(values, offsets, lengths, ragged_dim(tensor))
+
+
+def ragged_dim(tensor: torch.Tensor) -> int:
+    """The dimension of a jagged tensor along which its rows differ, counted from the rows' own 0."""
+    dim: int = tensor._ragged_idx  # type: ignore[attr-defined]
+    return dim
+
+
+def build_jagged(
+    values: torch.Tensor, offsets: torch.Tensor, dim: int, lengths: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A jagged tensor over `values`, whose rows differ along `dim`."""
+    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=dim)
+
+
+def num_jagged_rows(tensor: torch.Tensor) -> int:
+    """The number of rows of a jagged tensor."""
+    offsets: torch.Tensor = tensor._offsets  # type: ignore[attr-defined]
+    return offsets.numel() - 1
+
+
+def offsets_of(lengths: torch.Tensor) -> torch.Tensor:
+    """Where rows of these lengths begin and end when they lie back to back: one entry more than rows."""
+    offsets = lengths.new_zeros(lengths.numel() + 1)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    return offsets
+
+
+def narrow_jagged(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Rows `start` to `stop` as a view of the tensor's values."""
+    return split_jagged(tensor, [(start, stop)])[0]
+
+
+def split_jagged(tensor: torch.Tensor, spans: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+    """The rows of each `(start, stop)` as views of the tensor's values."""
+    parts = jagged_parts(tensor)
+    limits = parts.offsets.tolist()
+    return [_view(parts, start, stop, limits[start], limits[stop]) for start, stop in spans]
+
+
+def _view(parts: JaggedParts, start: int, stop: int, first: int, last: int) -> torch.Tensor:
+    values = parts.values.narrow(parts.dim - 1, first, last - first)
+    lengths = None if parts.lengths is None else parts.lengths[start:stop]
+    return build_jagged(values, parts.offsets[start : stop + 1] - first, parts.dim, lengths)
+
+
+def take_jagged(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """The rows named by `index` (int64, not negative), gathered in one go; gaps are left behind."""
+    parts = jagged_parts(tensor)
+    index = index.to(parts.offsets.device)
+    lengths = parts.row_lengths.index_select(0, index)
+    offsets = offsets_of(lengths)
+    total = int(offsets[-1])
+    # An entry of the result comes from its row's start in the source plus its place in the row.
+    shift = parts.starts.index_select(0, index) - offsets[:-1]
+    source = torch.arange(total, device=offsets.device)
+    source += torch.repeat_interleave(shift, lengths, output_size=total)
+    return build_jagged(gather(parts.values, parts.dim - 1, source), offsets, parts.dim)
+
+
+def concat_jagged(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The rows of all tensors, one after the other; all have the same ragged dimension."""
+    parts = [_compact(tensor) for tensor in tensors]
+    dim = parts[0].dim
+    if any(part.dim != dim for part in parts):
+        raise ValueError(f"cannot concatenate jagged tensors with ragged dims {[part.dim for part in parts]}")
+    values = concat_dense([part.values for part in parts], dim - 1)
+    lengths = torch.cat([part.offsets.diff() for part in parts]).to(parts[0].offsets.dtype)
+    return build_jagged(values, offsets_of(lengths), dim)
+
+
+def _compact(tensor: torch.Tensor) -> JaggedParts:
+    """The tensor's parts such that its rows fill its values from end to end."""
+    parts = jagged_parts(tensor)
+    if parts.lengths is not None:
+        every_row = torch.arange(num_jagged_rows(tensor), device=parts.offsets.device)
+        return jagged_parts(take_jagged(tensor, every_row))
+    first, last = int(parts.offsets[0]), int(parts.offsets[-1])
+    values = parts.values.narrow(parts.dim - 1, first, last - first)
+    return parts._replace(values=values)
+
+
+def repeat_jagged(tensor: torch.Tensor, times: int, interleave: bool) -> torch.Tensor:
+    """Every row `times` times: side by side (`interleave`) or the whole tensor over and over."""
+    every_row = torch.arange(num_jagged_rows(tensor))
+    index = every_row.repeat_interleave(times) if interleave else every_row.repeat(times)
+    return take_jagged(tensor, index)
+
+
+def clone_jagged(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that shares no values; offsets are never written, so they stay shared."""
+    parts = jagged_parts(tensor)
+    return build_jagged(parts.values.clone(), parts.offsets, parts.dim, parts.lengths)
+
+
+def with_offsets_of(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
+    """The same rows over the very offsets of `model`, so that torch sees that the two have equal shapes."""
+    like, own = jagged_parts(model), jagged_parts(tensor)
+    return build_jagged(own.values, like.offsets, own.dim, like.lengths)
+
+
+_PLAIN_DTYPES = frozenset(
+    [
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    ]
+)
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def as_plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The same bytes under a dtype that every torch kernel knows (fp8 and sub-byte ones have few)."""
+    if tensor.dtype in _PLAIN_DTYPES or tensor.is_quantized:
+        return tensor
+    return tensor.view(_SAME_SIZE[tensor.element_size()])
+
+
+def gather(tensor: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """`index_select` for tensors of any dtype."""
+    return as_plain(tensor).index_select(dim, index.to(tensor.device)).view(tensor.dtype)
+
+
+def concat_dense(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """`torch.cat` for tensors of any one dtype."""
+    return torch.cat([as_plain(tensor) for tensor in tensors], dim).view(tensors[0].dtype)

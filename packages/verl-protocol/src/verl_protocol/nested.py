@@ -1,0 +1,76 @@
+"""Row operations on the entries of a TensorDict that are no tensors: nested TensorDicts and non-tensor data.
+
+tensordict is imported inside the functions only: whoever holds such a value has imported it already.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def is_tensordict(value: object) -> bool:
+    """Whether `value` is a TensorDict of any kind, without importing tensordict."""
+    module = sys.modules.get("tensordict")
+    return module is not None and isinstance(value, module.TensorDictBase)
+
+
+def object_column(items: Sequence[Any]) -> NDArray[Any]:
+    """A 1-D array whose entries are the very objects of `items`, whatever their shapes."""
+    column = np.empty(len(items), dtype=object)
+    # Entry by entry: assigning the whole list would let numpy look into equal-length lists and arrays.
+    for row, item in enumerate(items):
+        column[row] = item
+    return column
+
+
+def map_rows(value: Any, num_rows: int, operation: Callable[[Any], Any]) -> Any:
+    """`value` with `operation` applied to each column inside it, which leaves `num_rows` rows."""
+    from tensordict import NonTensorData, NonTensorStack
+
+    if isinstance(value, NonTensorStack):
+        return _stack(operation(object_column(value.tolist())))
+    if isinstance(value, NonTensorData):
+        return NonTensorData(value.data, batch_size=[num_rows, *value.batch_size[1:]])
+    if not is_tensordict(value):
+        raise TypeError(f"a column cannot be a {type(value).__name__}")
+    return _rebuild(value, num_rows, {key: operation(entry) for key, entry in value.items()})
+
+
+def concat_rows(values: Sequence[Any], concat: Callable[[Sequence[Any]], Any]) -> Any:
+    """The rows of all values, which are of one kind, one after the other."""
+    from tensordict import NonTensorData, NonTensorStack
+
+    if all(isinstance(value, (NonTensorData, NonTensorStack)) for value in values):
+        return _stack(object_column([item for value in values for item in rows_of(value)]))
+    first, count = values[0], sum(value.shape[0] for value in values)
+    keys = list(first.keys())
+    return _rebuild(first, count, {key: concat([value.get(key) for value in values]) for key in keys})
+
+
+def rows_of(value: Any) -> list[Any]:
+    """The entries of non-tensor data, one per row."""
+    from tensordict import NonTensorStack
+
+    if isinstance(value, NonTensorStack):
+        items: list[Any] = value.tolist()
+        return items
+    return [value.data] * value.shape[0]
+
+
+def _stack(column: NDArray[Any]) -> Any:
+    from tensordict import NonTensorData, NonTensorStack
+
+    if len(column) == 0:
+        return NonTensorData(None, batch_size=[0])
+    return NonTensorStack(*column.tolist())
+
+
+def _rebuild(model: Any, num_rows: int, entries: dict[str, Any]) -> Any:
+    from tensordict import TensorDict
+
+    return TensorDict(entries, batch_size=[num_rows, *model.batch_size[1:]], device=model.device)

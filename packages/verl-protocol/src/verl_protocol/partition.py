@@ -1,0 +1,146 @@
+"""How many rows go where: even sizes, and parts of near-equal total weight."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from verl_protocol.errors import UnequalPartsError, WeightsError
+from verl_protocol.rows import whole_number
+
+
+def even_sizes(num_rows: int, num_parts: int) -> list[int]:
+    """Sizes of `num_parts` consecutive parts that differ by at most one, larger ones first.
+
+    >>> even_sizes(5, 4)
+    [2, 1, 1, 1]
+    """
+    least, larger = divmod(num_rows, whole_number("num_parts", num_parts, 1))
+    return [least + 1] * larger + [least] * (num_parts - larger)
+
+
+def boundaries(sizes: Sequence[int]) -> list[int]:
+    """Where consecutive parts of these sizes begin and end: one entry more than parts.
+
+    >>> boundaries([2, 1, 1])
+    [0, 2, 3, 4]
+    """
+    return [0, *accumulate(sizes)]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Which rows each part has.
+
+    `order` lists the rows part after part, and `inverse` leads back: `rows[order][inverse]` is `rows`.
+    """
+
+    parts: tuple[tuple[int, ...], ...]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The rows of all parts, one part after the other."""
+        return tuple(chain.from_iterable(self.parts))
+
+    @property
+    def inverse(self) -> tuple[int, ...]:
+        """Where each row lies in `order`."""
+        return tuple(np.argsort(np.array(self.order, dtype=np.int64)).tolist())
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many rows each part has."""
+        return tuple(len(part) for part in self.parts)
+
+
+def balanced_partition(weights: Any, num_parts: int, equal_size: bool = False) -> Partition:
+    """Rows spread over parts so that the parts' weights add up to nearly the same (Karmarkar-Karp).
+
+    Inside a part rows keep their order. With `equal_size` all parts have the same number of rows.
+
+    Args:
+        weights: one finite number of at least 0 per row, for example its tokens (list, array or tensor).
+
+    Raises:
+        WeightsError: weights that are not 1-D, finite and at least 0.
+        UnequalPartsError: `equal_size`, and the rows do not divide by `num_parts`.
+
+    >>> balanced_partition([5, 1, 4, 2], 2).parts
+    ((0, 1), (2, 3))
+    """
+    values = _checked_weights(weights)
+    num_parts = whole_number("num_parts", num_parts, 1)
+    if equal_size and len(values) % num_parts:
+        raise UnequalPartsError(len(values), num_parts)
+    groups = _differencing(values.tolist(), num_parts, equal_size)
+    # Part order follows the rows, so that equal weights leave the rows where they are as far as possible.
+    ordered = sorted((sorted(group) for group in groups), key=lambda rows: (not rows, rows))
+    return Partition(tuple(tuple(rows) for rows in ordered))
+
+
+def _checked_weights(weights: Any) -> NDArray[np.float64]:
+    if isinstance(weights, torch.Tensor):
+        weights = weights.detach().cpu().double().numpy()
+    try:
+        values = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise WeightsError("they are not all numbers") from None
+    if values.ndim != 1:
+        raise WeightsError(f"they have {values.ndim} dimensions, not 1")
+    if not np.isfinite(values).all() or (values < 0).any():
+        raise WeightsError("not all of them are finite and at least 0")
+    return values
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """Rows already spread over all parts, heaviest part first; `rows[i]` weighs `sums[i]`."""
+
+    sums: tuple[float, ...]
+    rows: tuple[tuple[int, ...], ...]
+
+    @property
+    def spread(self) -> float:
+        return self.sums[0] - self.sums[-1]
+
+
+def _differencing(weights: list[float], num_parts: int, equal_size: bool) -> Sequence[Sequence[int]]:
+    """Karmarkar-Karp: merge the two candidates that are most out of balance, heavy against light, until one is left."""
+    candidates = _equal_size_seeds(weights, num_parts) if equal_size else _seeds(weights, num_parts)
+    if not candidates:
+        return [()] * num_parts
+    heap = [(-candidate.spread, number, candidate) for number, candidate in enumerate(candidates)]
+    heapq.heapify(heap)
+    for number in range(len(candidates), 2 * len(candidates) - 1):
+        first, second = heapq.heappop(heap)[2], heapq.heappop(heap)[2]
+        merged = _merge(first, second)
+        heapq.heappush(heap, (-merged.spread, number, merged))
+    return heap[0][2].rows
+
+
+def _seeds(weights: list[float], num_parts: int) -> list[_Candidate]:
+    empty = num_parts - 1
+    return [
+        _Candidate((weight, *[0.0] * empty), ((row,), *[()] * empty)) for row, weight in enumerate(weights)
+    ]
+
+
+def _equal_size_seeds(weights: list[float], num_parts: int) -> list[_Candidate]:
+    """One row for every part per candidate, rows of like weight together: merging keeps the counts equal."""
+    heaviest_first = sorted(range(len(weights)), key=lambda row: -weights[row])
+    groups = [heaviest_first[at : at + num_parts] for at in range(0, len(weights), num_parts)]
+    return [_Candidate(tuple(weights[row] for row in rows), tuple((row,) for row in rows)) for rows in groups]
+
+
+def _merge(first: _Candidate, second: _Candidate) -> _Candidate:
+    pairs = zip(first.sums, first.rows, reversed(second.sums), reversed(second.rows), strict=True)
+    merged = [(sum1 + sum2, rows1 + rows2) for sum1, rows1, sum2, rows2 in pairs]
+    merged.sort(key=lambda part: part[0], reverse=True)
+    return _Candidate(tuple(total for total, _ in merged), tuple(rows for _, rows in merged))

@@ -1,0 +1,214 @@
+"""Row operations on one column: the single core under `DataProto` and `tensordict_ops`.
+
+A column is a dense tensor, a jagged tensor or a numpy array; its rows lie along dimension 0. None of these
+functions changes its arguments. `narrow`, `split` and `take` by a range that counts up give views of the
+storage; everything else copies each byte once.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from verl_protocol import jagged, nested
+from verl_protocol.errors import InvalidCountError, StridedNestedError
+from verl_protocol.indexing import RowIndex, normalise_index
+from verl_protocol.jagged import is_jagged
+
+__all__ = [
+    "concat",
+    "concat_all",
+    "is_jagged",
+    "narrow",
+    "normalise_index",
+    "num_rows",
+    "repeat",
+    "repeat_all",
+    "split",
+    "split_all",
+    "take",
+    "take_all",
+    "whole_number",
+]
+
+C = TypeVar("C")
+
+
+def whole_number(argument: str, value: Any, least: int) -> int:
+    """`value` as an int of at least `least`; `argument` is its name in the error.
+
+    Raises:
+        InvalidCountError: `value` is no whole number, or too small.
+    """
+    if isinstance(value, (bool, np.bool_)):
+        raise InvalidCountError(argument, value, least)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidCountError(argument, value, least) from None
+    if number < least:
+        raise InvalidCountError(argument, value, least)
+    return number
+
+
+def num_rows(column: Any) -> int:
+    """The number of rows of a column.
+
+    Raises:
+        StridedNestedError: a nested tensor of the strided layout.
+    """
+    if isinstance(column, torch.Tensor) and column.is_nested:
+        if not is_jagged(column):
+            raise StridedNestedError
+        return jagged.num_jagged_rows(column)
+    return int(column.shape[0])
+
+
+def narrow(column: C, start: int, stop: int) -> C:
+    """Rows `start` to `stop` as a view."""
+    return _narrow(column, start, stop)  # type: ignore[no-any-return]
+
+
+def _narrow(column: Any, start: int, stop: int) -> Any:
+    if isinstance(column, torch.Tensor):
+        if column.is_nested:
+            return jagged.narrow_jagged(column, start, stop)
+        return column.narrow(0, start, stop - start)
+    if isinstance(column, np.ndarray):
+        return column[start:stop]
+    return nested.map_rows(column, stop - start, lambda part: _narrow(part, start, stop))
+
+
+def split(column: C, sizes: Sequence[int]) -> list[C]:
+    """Consecutive pieces of these sizes as views; the sizes add up to the number of rows."""
+    return _split(column, sizes)  # type: ignore[no-any-return]
+
+
+def _split(column: Any, sizes: Sequence[int]) -> Any:
+    spans = spans_of(sizes)
+    if isinstance(column, torch.Tensor):
+        if column.is_nested:
+            return jagged.split_jagged(column, spans)
+        return list(torch.split(column, list(sizes)))
+    return [_narrow(column, start, stop) for start, stop in spans]
+
+
+def spans_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """`(start, stop)` of consecutive pieces of these sizes.
+
+    >>> spans_of([2, 0, 1])
+    [(0, 2), (2, 2), (2, 3)]
+    """
+    ends = np.cumsum([0, *sizes]).tolist()
+    return list(pairwise(ends))
+
+
+def take(column: C, index: RowIndex) -> C:
+    """The rows named by a normalised index: views for ranges that count up, copies otherwise."""
+    return _take(column, index)  # type: ignore[no-any-return]
+
+
+def _take(column: Any, index: RowIndex) -> Any:
+    if isinstance(index, range):
+        if index.step == 1 or len(index) < 2:
+            start = index.start if len(index) else 0
+            return _narrow(column, start, start + len(index))
+        if index.step > 0 and not is_jagged(column):
+            return column[index.start : index.stop : index.step]
+        index = torch.tensor(index)
+    if isinstance(column, torch.Tensor):
+        return jagged.take_jagged(column, index) if column.is_nested else jagged.gather(column, 0, index)
+    if isinstance(column, np.ndarray):
+        return column[index.numpy()]
+    rows = index
+    return nested.map_rows(column, index.numel(), lambda part: _take(part, rows))
+
+
+def repeat(column: C, times: int, interleave: bool = True) -> C:
+    """Every row `times` times: `a a b b` (interleave) or `a b a b`."""
+    return _repeat(column, times, interleave)  # type: ignore[no-any-return]
+
+
+def _repeat(column: Any, times: int, interleave: bool) -> Any:
+    if isinstance(column, torch.Tensor):
+        if column.is_nested:
+            return jagged.repeat_jagged(column, times, interleave)
+        return _repeat_dense(column, times, interleave)
+    if isinstance(column, np.ndarray):
+        return column[_repeated_rows(len(column), times, interleave)]
+    count = num_rows(column) * times
+    return nested.map_rows(column, count, lambda part: _repeat(part, times, interleave))
+
+
+def _repeated_rows(num_rows: int, times: int, interleave: bool) -> NDArray[np.int64]:
+    every_row = np.arange(num_rows)
+    return every_row.repeat(times) if interleave else np.tile(every_row, times)
+
+
+def _repeat_dense(column: torch.Tensor, times: int, interleave: bool) -> torch.Tensor:
+    plain = jagged.as_plain(column)
+    rows, width = plain.shape[0], plain.shape[1:]
+    spread = plain.unsqueeze(1 if interleave else 0)
+    spread = spread.expand(rows, times, *width) if interleave else spread.expand(times, rows, *width)
+    copied = spread.reshape(rows * times, *width)
+    # With times = 1 the reshape is a view; a repeated batch must not share storage with its source.
+    return (copied.clone() if times == 1 else copied).view(column.dtype)
+
+
+def concat(columns: Sequence[C]) -> C:
+    """The rows of all columns, which are of one kind and row shape, one after the other."""
+    return _concat(columns)  # type: ignore[no-any-return]
+
+
+def _concat(columns: Sequence[Any]) -> Any:
+    first = columns[0]
+    if isinstance(first, torch.Tensor):
+        return jagged.concat_jagged(columns) if first.is_nested else jagged.concat_dense(columns)
+    if isinstance(first, np.ndarray):
+        return np.concatenate(columns)
+    return nested.concat_rows(columns, _concat)
+
+
+def take_all(columns: Mapping[str, C], index: RowIndex) -> dict[str, C]:
+    """`take` on every column; columns that share their offsets still do."""
+    return _keep_shared(columns, {key: take(column, index) for key, column in columns.items()})
+
+
+def repeat_all(columns: Mapping[str, C], times: int, interleave: bool = True) -> dict[str, C]:
+    """`repeat` on every column; columns that share their offsets still do."""
+    return _keep_shared(columns, {key: repeat(column, times, interleave) for key, column in columns.items()})
+
+
+def split_all(columns: Mapping[str, C], sizes: Sequence[int]) -> list[dict[str, C]]:
+    """`split` on every column: one dict per piece; columns that share their offsets still do."""
+    pieces: list[dict[str, C]] = [{} for _ in sizes]
+    for key, column in columns.items():
+        for piece, part in zip(pieces, split(column, sizes), strict=True):
+            piece[key] = part
+    return [_keep_shared(columns, piece) for piece in pieces]
+
+
+def concat_all(parts: Sequence[Mapping[str, C]]) -> dict[str, C]:
+    """`concat` on every column of parts that have the same keys; shared offsets stay shared."""
+    return _keep_shared(parts[0], {key: concat([part[key] for part in parts]) for key in parts[0]})
+
+
+def _keep_shared(before: Mapping[str, C], after: dict[str, C]) -> dict[str, C]:
+    """Let jagged columns of `after` share offsets where those of `before` did.
+
+    torch adds two jagged tensors only when they have the same offsets object.
+    """
+    leaders: dict[int, Any] = {}
+    for key, column in before.items():
+        if is_jagged(column):
+            new: Any = after[key]
+            leader = leaders.setdefault(id(jagged.jagged_parts(column).offsets), new)
+            if leader is not new and leader is not None:
+                after[key] = jagged.with_offsets_of(new, leader)  # type: ignore[assignment]
+    return after
