@@ -1,0 +1,212 @@
+"""The base class of what users write: one worker of a group, which knows its rank and its meshes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self, SupportsIndex, TypeVar
+
+from verl_dispatch.modes import Dispatch, Execute
+from verl_dispatch.network import free_port, node_address
+from verl_dispatch.process_group import ProcessGroup, TorchProcessGroup
+from verl_dispatch.rank_info import RankInfo, current_site, identity_of_new_worker
+from verl_dispatch.register import register
+from verl_dispatch.worker_meshes import WorkerMeshes
+
+__all__ = ["Worker"]
+
+T = TypeVar("T")
+
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass
+class _Place:
+    """What a worker holds for its group, out of the way of the user's own attributes."""
+
+    rank_info: RankInfo | None = None
+    make_process_group: Callable[[RankInfo], ProcessGroup] = TorchProcessGroup
+    process_group: ProcessGroup | None = None
+    meshes: WorkerMeshes = field(default_factory=WorkerMeshes)
+
+    def known_rank_info(self) -> RankInfo:
+        if self.rank_info is None:
+            site = current_site()
+            self.rank_info = identity_of_new_worker(site)
+            # A helper that stands where its worker stands reaches the other ranks the same way.
+            if site is not None and site.rank_info.same_rank(self.rank_info):
+                self.make_process_group = site.make_process_group
+        return self.rank_info
+
+    def known_process_group(self) -> ProcessGroup:
+        if self.process_group is None:
+            info = self.known_rank_info()
+            self.process_group = self.make_process_group(info)
+        return self.process_group
+
+
+class Worker:
+    """One process's share of the work; subclass it and mark methods with `@register`.
+
+    Inside a group the group says who the worker is, even where a subclass never calls this constructor.
+    Outside a group, or made inside another worker, it reads the variables that torchrun sets.
+
+    Args:
+        cuda_visible_devices: sets `CUDA_VISIBLE_DEVICES` for this process.
+
+    Raises:
+        MissingRankVariablesError: outside a group, where RANK or WORLD_SIZE is not set.
+    """
+
+    fused_worker_dict: dict[str, Any]
+    __place: _Place
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Take the identity that the backend has prepared, before any constructor of the user runs."""
+        self = super().__new__(cls)
+        site = current_site()
+        if site is not None and not site.taken:
+            site.taken = True
+            place = _Place(site.rank_info, site.make_process_group)
+            siblings = site.fused_workers
+        else:
+            place, siblings = _Place(), {}
+        # Past any __setattr__ of the user's, which may count on a constructor that has not run yet.
+        object.__setattr__(self, "_Worker__place", place)
+        object.__setattr__(self, "fused_worker_dict", siblings)
+        return self
+
+    def __init__(self, cuda_visible_devices: str | None = None) -> None:
+        self.__place.known_rank_info()
+        if cuda_visible_devices is not None:
+            os.environ[VISIBLE_DEVICES] = str(cuda_visible_devices)
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank, 0 to `world_size - 1`."""
+        return self.__place.known_rank_info().rank
+
+    @property
+    def world_size(self) -> int:
+        """How many workers the group has."""
+        return self.__place.known_rank_info().world_size
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's rank among those on its node; not a device index."""
+        return self.__place.known_rank_info().local_rank
+
+    @property
+    def local_world_size(self) -> int:
+        """How many workers of the group share this worker's node."""
+        return self.__place.known_rank_info().local_world_size
+
+    @property
+    def rank_info(self) -> RankInfo:
+        """All that this worker knows about its place in the group."""
+        return self.__place.known_rank_info()
+
+    _rank = rank
+    _world_size = world_size
+
+    def process_group(self) -> ProcessGroup:
+        """Collectives over the ranks of this worker's group: all_reduce, all_gather, broadcast, barrier.
+
+        Under torchrun and on a cluster it is torch.distributed, joined at the first collective (gloo on CPU,
+        nccl on GPU). In an in-process group it is a rendezvous of threads; where ranks run one by one
+        a collective raises.
+        """
+        return self.__place.known_process_group()
+
+    def get_master_addr_port(self) -> tuple[str | None, str | None]:
+        """The address and port where the ranks of this group meet for torch.distributed."""
+        info = self.__place.known_rank_info()
+        return info.master_addr, info.master_port
+
+    def get_available_master_addr_port(self) -> tuple[str, str]:
+        """This node's address and a port that is free on it now."""
+        address = node_address()
+        return address, str(free_port(address))
+
+    def get_cuda_visible_devices(self) -> str:
+        """The process's `CUDA_VISIBLE_DEVICES`, or "not set"."""
+        return os.environ.get(VISIBLE_DEVICES, "not set")
+
+    @classmethod
+    def env_keys(cls) -> list[str]:
+        """The environment variables that tell a worker its place."""
+        return [
+            "WORLD_SIZE",
+            "RANK",
+            "LOCAL_WORLD_SIZE",
+            "LOCAL_RANK",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            VISIBLE_DEVICES,
+        ]
+
+    def get_fused_worker_by_name(self, worker_name: str) -> Any:
+        """The worker of another role in this process, None if the role is not here."""
+        return self.fused_worker_dict.get(worker_name)
+
+    def _register_dispatch_collect_info(
+        self, mesh_name: str, dp_rank: SupportsIndex, is_collect: bool
+    ) -> None:
+        """Say which data-parallel rank this worker has in a mesh, and whether it answers for it.
+
+        Raises:
+            MeshAlreadyRegisteredError: this worker has registered the mesh before.
+        """
+        self.__place.meshes.add(mesh_name, dp_rank, is_collect)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def _query_dispatch_info(self, mesh_name: str) -> int:
+        """The data-parallel rank of this worker in a mesh."""
+        return self.__place.meshes.dp_rank(mesh_name)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def _query_collect_info(self, mesh_name: str) -> bool:
+        """Whether this worker answers for its data-parallel rank in a mesh."""
+        return self.__place.meshes.is_collect(mesh_name)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def query_collect_info(self, mesh_name: str) -> bool:
+        """Whether this worker answers for its data-parallel rank in a mesh."""
+        return self.__place.meshes.is_collect(mesh_name)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def get_dispatch_collect(self) -> dict[str, dict[str, Any]]:
+        """All meshes of this worker: `{"dispatch_dp_rank": {mesh: int}, "collect_dp_rank": {mesh: bool}}`."""
+        return self.__place.meshes.as_dict()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def set_dispatch_collect(
+        self,
+        mesh_name: str,
+        dispatch_dp_rank: Mapping[str, SupportsIndex],
+        collect_dp_rank: Mapping[str, bool],
+    ) -> None:
+        """Take over the meshes of a worker that this one wraps, as its `get_dispatch_collect` gives them.
+
+        A single mesh is known here as `mesh_name`, whatever its name there. Of several each keeps its name.
+
+        Raises:
+            MeshAlreadyRegisteredError: this worker has a mesh of that name.
+            MeshEntriesError: the two dicts do not name the same meshes.
+        """
+        if len(dispatch_dp_rank) == 1 and set(dispatch_dp_rank) == set(collect_dp_rank):
+            [dp_rank], [is_collect] = dispatch_dp_rank.values(), collect_dp_rank.values()
+            self.__place.meshes.add(mesh_name, dp_rank, is_collect)
+        else:
+            self.__place.meshes.add_all(dispatch_dp_rank, collect_dp_rank)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
+    def execute_with_func_generator(self, func: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run `func(worker, *args, **kwargs)` on every worker, with the batches split over them."""
+        return func(self, *args, **kwargs)
+
+    @register(dispatch_mode=Dispatch.ALL_TO_ALL, execute_mode=Execute.RANK_ZERO)
+    def execute_func_rank_zero(self, func: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run `func(*args, **kwargs)` on rank 0 and return its value."""
+        return func(*args, **kwargs)
