@@ -1,0 +1,83 @@
+"""What Ray says about the cluster: the few calls that read its state, behind typed functions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import ray
+from ray._private import state as ray_state
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+
+__all__ = [
+    "NodeFacts",
+    "alive_nodes",
+    "bundle_node_ids",
+    "ensure_ray_started",
+    "placement_option_supported",
+    "still_reserved",
+]
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """One living node: its total and free resources and its labels."""
+
+    node_id: str
+    address: str
+    total: Mapping[str, float]
+    free: Mapping[str, float]
+    labels: Mapping[str, str]
+
+    @property
+    def title(self) -> str:
+        """Name for messages; nodes may share an address, so a piece of the id goes with it."""
+        return f"{self.address} ({self.node_id[:6]})"
+
+
+def ensure_ray_started() -> None:
+    """Start or join Ray as `ray.init()` would, unless this process is connected already."""
+    if not ray.is_initialized():
+        ray.init()
+
+
+def alive_nodes() -> tuple[NodeFacts, ...]:
+    """All living nodes, in the order Ray lists them."""
+    free = _free_per_node()
+    return tuple(_facts(node, free) for node in ray.nodes() if node["Alive"])
+
+
+def _free_per_node() -> dict[str, dict[str, float]]:
+    return dict(ray_state.available_resources_per_node())
+
+
+def _facts(node: Mapping[str, Any], free: Mapping[str, Mapping[str, float]]) -> NodeFacts:
+    node_id = str(node["NodeID"])
+    return NodeFacts(
+        node_id=node_id,
+        address=str(node["NodeManagerAddress"]),
+        total=dict(node["Resources"]),
+        free=dict(free.get(node_id, {})),
+        labels=dict(node.get("Labels") or {}),
+    )
+
+
+def bundle_node_ids(group: PlacementGroup) -> list[str]:
+    """The node of each bundle of a placed group, by bundle index."""
+    table: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    return [table[index] for index in sorted(table)]
+
+
+def still_reserved(group: PlacementGroup) -> bool:
+    """Whether any node still reports resources that belong to the group."""
+    group_id = group.id.hex()
+    return any(group_id in resource for free in _free_per_node().values() for resource in free)
+
+
+@cache
+def placement_option_supported(option: str) -> bool:
+    """Whether `ray.util.placement_group` of this Ray version takes the option."""
+    return option in inspect.signature(placement_group).parameters

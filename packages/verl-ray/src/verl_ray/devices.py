@@ -1,0 +1,224 @@
+"""Accelerators by name, and the variables that say which of them a process may see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "DEVICE_MASKS",
+    "Accelerator",
+    "DeviceNotVisible",
+    "MaskConflict",
+    "UnknownDeviceName",
+    "accelerator_named",
+    "hidden_masks",
+    "is_noset",
+    "resource_of_device",
+    "unify_masks",
+    "visible_index",
+    "worker_demand",
+]
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One kind of accelerator: its Ray resource, the mask variable, and Ray's switch for that."""
+
+    resource: str
+    mask: str | None = None
+    noset: str | None = None
+    # Ray refuses fractions of some kinds, so a slot of these serves one group at a time.
+    fractional: bool = True
+
+
+def _accelerator(resource: str, mask: str, noset: str | None = None, fractional: bool = True) -> Accelerator:
+    return Accelerator(resource, mask, f"RAY_EXPERIMENTAL_NOSET_{noset or mask}", fractional)
+
+
+_KNOWN = {
+    each.resource: each
+    for each in (
+        _accelerator("GPU", "CUDA_VISIBLE_DEVICES"),
+        _accelerator("NPU", "ASCEND_RT_VISIBLE_DEVICES"),
+        _accelerator("TPU", "TPU_VISIBLE_CHIPS", fractional=False),
+        _accelerator("HPU", "HABANA_VISIBLE_MODULES", fractional=False),
+        _accelerator("neuron_cores", "NEURON_RT_VISIBLE_CORES", fractional=False),
+        _accelerator("RBLN", "RBLN_DEVICES", noset="RBLN_RT_VISIBLE_DEVICES", fractional=False),
+    )
+}
+
+_RESOURCE_OF_DEVICE = {
+    "cuda": "GPU",
+    "gpu": "GPU",
+    "hip": "GPU",
+    "rocm": "GPU",
+    "xpu": "GPU",
+    "npu": "NPU",
+    "tpu": "TPU",
+    "hpu": "HPU",
+    "neuron": "neuron_cores",
+}
+
+# One setting, three names: what CUDA_VISIBLE_DEVICES is to NVIDIA, the other two are to AMD.
+_CUDA, _HIP, _ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+
+_OTHER_MASKS = ("ASCEND_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ONEAPI_DEVICE_SELECTOR", "ZE_AFFINITY_MASK")
+
+DEVICE_MASKS: frozenset[str] = frozenset(
+    {_CUDA, _HIP, _ROCR, "NVIDIA_VISIBLE_DEVICES", *_OTHER_MASKS}
+    | {each.mask for each in _KNOWN.values() if each.mask}
+)
+"""Variables that say which accelerators a process may see; only Ray and the group set them."""
+
+
+class UnknownDeviceName(ValueError):
+    """A device name that stands for no accelerator."""
+
+    def __init__(self, device_name: str) -> None:
+        self.device_name = device_name
+        super().__init__(
+            f"device_name is {device_name!r}, expected one of {', '.join(sorted(_RESOURCE_OF_DEVICE))}; "
+            "name any other Ray resource with RayResourcePool(..., accelerator=NAME)"
+        )
+
+
+class MaskConflict(ValueError):
+    """Variables that mean the same thing say different things."""
+
+    def __init__(self, masks: Mapping[str, str], advice: str) -> None:
+        self.masks, self.advice = dict(masks), advice
+        table = ", ".join(f"{name}={value!r}" for name, value in masks.items())
+        super().__init__(f"device masks disagree: {table}; {advice}")
+
+
+class DeviceNotVisible(ValueError):
+    """Ray gave the process a device that its mask hides."""
+
+    def __init__(self, assigned: str, mask: str | None) -> None:
+        self.assigned, self.mask = assigned, mask
+        super().__init__(
+            f"device {assigned!r} was assigned to this process, but its mask is {mask!r}; "
+            "start Ray with the same mask as its workers, or unset RAY_EXPERIMENTAL_NOSET_* "
+            "so that Ray sets the mask itself"
+        )
+
+
+def accelerator_named(resource: str) -> Accelerator:
+    """The accelerator behind a Ray resource name; unknown names are custom resources.
+
+    >>> accelerator_named("NPU").mask
+    'ASCEND_RT_VISIBLE_DEVICES'
+    >>> accelerator_named("my_fpga").mask is None
+    True
+    """
+    return _KNOWN.get(resource, Accelerator(resource))
+
+
+def resource_of_device(device_name: str) -> str:
+    """The Ray resource that a torch device name asks for.
+
+    Raises:
+        UnknownDeviceName: the name stands for no accelerator.
+
+    >>> resource_of_device("cuda"), resource_of_device("npu")
+    ('GPU', 'NPU')
+    """
+    try:
+        return _RESOURCE_OF_DEVICE[device_name.lower()]
+    except KeyError:
+        raise UnknownDeviceName(device_name) from None
+
+
+def worker_demand(num_cpus: float, accelerator: Accelerator | None, amount: float) -> dict[str, Any]:
+    """Ray actor options for one worker: GPUs go by `num_gpus`, all other kinds by `resources`.
+
+    >>> worker_demand(1, accelerator_named("NPU"), 0.5)
+    {'num_cpus': 1, 'num_gpus': 0, 'resources': {'NPU': 0.5}}
+    """
+    options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": 0}
+    if accelerator is None:
+        return options
+    if accelerator.resource == "GPU":
+        return options | {"num_gpus": amount}
+    return options | {"resources": {accelerator.resource: amount}}
+
+
+def hidden_masks() -> dict[str, str]:
+    """Variables that hide every accelerator from a CPU worker, whatever this Ray version does by itself."""
+    masks = {each.mask: "" for each in _KNOWN.values() if each.mask}
+    return masks | {_HIP: ""}
+
+
+def is_noset(environ: Mapping[str, str], accelerator: Accelerator) -> bool:
+    """Whether Ray leaves the mask of this accelerator alone; "0", "false" and "" mean no.
+
+    >>> is_noset({"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"}, accelerator_named("GPU"))
+    False
+    """
+    names = {accelerator.noset}
+    if accelerator.resource == "GPU":
+        names |= {f"RAY_EXPERIMENTAL_NOSET_{mask}" for mask in (_HIP, _ROCR)}
+    return any(environ.get(name, "").lower() in ("1", "true") for name in names if name)
+
+
+def visible_index(assigned_ids: Sequence[str], mask: str | None, noset: bool) -> int | None:
+    """The index of a worker's first device among those its process sees; None without devices.
+
+    Args:
+        assigned_ids: what Ray assigned: numbers, UUIDs or MIG ids.
+        mask: the mask variable of the process, None when unset.
+        noset: Ray leaves the mask alone, so the process sees more than it was assigned.
+
+    Raises:
+        DeviceNotVisible: the mask hides the assigned device.
+
+    >>> visible_index(["5"], mask="4,5,6,7", noset=True)
+    1
+    >>> visible_index([], mask=None, noset=True) is None
+    True
+    """
+    if not assigned_ids:
+        return None
+    assigned = str(assigned_ids[0])
+    if not noset:
+        return 0
+    if mask is None:
+        return _index_without_mask(assigned)
+    visible = [entry.strip() for entry in mask.split(",") if entry.strip()]
+    for index, entry in enumerate(visible):
+        if _same_device(entry, assigned):
+            return index
+    raise DeviceNotVisible(assigned, mask)
+
+
+def _index_without_mask(assigned: str) -> int:
+    if assigned.isdecimal():
+        return int(assigned)
+    raise DeviceNotVisible(assigned, None)
+
+
+def _same_device(entry: str, assigned: str) -> bool:
+    if entry.isdecimal() or assigned.isdecimal():
+        return entry == assigned
+    # CUDA accepts any unambiguous start of a UUID.
+    return entry.startswith(assigned) or assigned.startswith(entry)
+
+
+def unify_masks(masks: Mapping[str, str]) -> dict[str, str]:
+    """One variable for one setting: HIP and ROCR masks become CUDA_VISIBLE_DEVICES, the rest stays as it is.
+
+    Raises:
+        MaskConflict: two of the names say different things, or ROCR would filter on top of another mask.
+
+    >>> unify_masks({"HIP_VISIBLE_DEVICES": "0"})
+    {'CUDA_VISIBLE_DEVICES': '0'}
+    """
+    rest = {name: value for name, value in masks.items() if name not in (_CUDA, _HIP, _ROCR)}
+    said = {name: masks[name] for name in (_HIP, _CUDA, _ROCR) if name in masks}
+    if _ROCR in said and len(said) > 1:
+        raise MaskConflict(said, f"{_ROCR} renumbers the devices that the other mask selects from; unset it")
+    if len(set(said.values())) > 1:
+        raise MaskConflict(said, "set one of them, or both to the same value")
+    return rest | ({_CUDA: next(iter(said.values()))} if said else {})

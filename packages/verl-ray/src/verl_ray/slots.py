@@ -1,0 +1,76 @@
+"""Slots: the seats that a pool offers to the workers of its groups."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ray.util.placement_group import PlacementGroup
+
+from verl_ray.cluster import alive_nodes, bundle_node_ids
+from verl_ray.ordering import arrange_on_nodes, order_bundles
+from verl_ray.rank_env import local_ranks
+
+__all__ = ["Slot", "node_sizes", "slots_of_groups"]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A seat for one worker of each group on the pool: a bundle and the node it is on.
+
+    `local_rank` counts the slots of one placement group on one node, over the pool that reserved them.
+    """
+
+    placement_group: PlacementGroup
+    bundle_index: int
+    node_id: str
+    node_ip: str
+    local_rank: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What makes the slot unique in the cluster."""
+        return self.placement_group.id.hex(), self.bundle_index
+
+    @property
+    def node_key(self) -> tuple[str, str]:
+        """What stands for the node when local ranks are counted: each entry of `process_on_nodes` is one."""
+        return self.placement_group.id.hex(), self.node_id
+
+
+def slots_of_groups(
+    groups: Sequence[PlacementGroup],
+    sizes: Sequence[int],
+    devices: Mapping[tuple[str, int], Sequence[str]] | None = None,
+) -> tuple[Slot, ...]:
+    """The slots of placed groups in rank order; of each group the first `sizes[i]` bundles in order.
+
+    `devices` says which accelerators a bundle holds, by `Slot.key`; bundles of one node follow them.
+    """
+    addresses = {node.node_id: node.address for node in alive_nodes()}
+    per_group = [_slots_of_group(group, addresses, devices or {}) for group in groups]
+    nodes = [(slots[0].node_id, slots[0].node_ip) for slots in per_group]
+    order = arrange_on_nodes(list(sizes), nodes)
+    return tuple(slot for index in order for slot in per_group[index][: sizes[index]])
+
+
+def _slots_of_group(
+    group: PlacementGroup, addresses: Mapping[str, str], devices: Mapping[tuple[str, int], Sequence[str]]
+) -> list[Slot]:
+    group_id = group.id.hex()
+    rows = [
+        (node, addresses.get(node, ""), index, devices.get((group_id, index), ()))
+        for index, node in enumerate(bundle_node_ids(group))
+    ]
+    ordered = order_bundles(rows)
+    ranks = local_ranks([node for node, *_ in ordered])
+    return [
+        Slot(group, index, node, address, local_rank)
+        for (node, address, index, _), (local_rank, _) in zip(ordered, ranks, strict=True)
+    ]
+
+
+def node_sizes(slots: Sequence[Slot]) -> list[int]:
+    """How many of the slots are on each node, in rank order."""
+    return list(Counter(slot.node_key for slot in slots).values())
