@@ -46,7 +46,7 @@ class Ref(Generic[X_co]):
 class Batch(Generic[X_co]):
     """Stands for that part of a type that is a batch of rows; what has none can only be broadcast."""
 
-    kinds: ClassVar[DataProto | TensorDictBase]
+    kinds: ClassVar[DataProto | TensorDictBase | DataProtoFuture[Any]]
 
 
 class Mode(Dispatch, Generic[Takes, Gives, GivesLater]):
@@ -61,14 +61,13 @@ class Mode(Dispatch, Generic[Takes, Gives, GivesLater]):
     """
 
 
-Whole: TypeAlias = "Arg | Ref[Arg] | DataProtoFuture[Batch[Arg]]"
+Whole: TypeAlias = "Arg | Ref[Arg] | DataProtoFuture[Batch[Arg]] | Broadcast[Arg]"
 Rows: TypeAlias = "Batch[Arg] | DataProtoFuture[Batch[Arg]] | Broadcast[Arg]"
 PerWorker: TypeAlias = "Sequence[Arg | Ref[Arg]] | Broadcast[Arg]"
 PerWorkerOrRows: TypeAlias = (
     "Sequence[Arg | Ref[Arg]] | Batch[Arg] | DataProtoFuture[Batch[Arg]] | Broadcast[Arg]"
 )
-ByRank: TypeAlias = "Mapping[int, Arg | Ref[Arg]]"
-ByPlace: TypeAlias = "Sequence[Arg | Ref[Arg]]"
+ByRank: TypeAlias = "Mapping[int, Arg | Ref[Arg]] | Sequence[Arg | Ref[Arg]] | Broadcast[Arg]"
 
 
 class RankZero(Mode[Whole, Res, Ref[Res]]): ...
@@ -92,14 +91,14 @@ class DpComputeProtoWithFunc(Mode["tuple[Arg, Rows]", Res, "DataProtoFuture[Res]
 class DpComputeMetric(Mode[Rows, list[Res], list[Ref[Res]]]): ...
 
 
+class OneToOneByPlace(Mode[PerWorker, list[Res], list[Ref[Res]]]): ...
+
+
 class OneToOneByRank(Mode[ByRank, dict[int, Res], dict[int, Ref[Res]]]): ...
 
 
-class OneToOneByPlace(Mode[ByPlace, list[Res], list[Ref[Res]]]): ...
-
-
-class OneToOne(Mode["ByRank | ByPlace", dict[int, Res] | list[Res], dict[int, Ref[Res]] | list[Ref[Res]]]):
-    forms: ClassVar[tuple[OneToOneByRank, OneToOneByPlace]]
+class OneToOne(Mode[ByRank, dict[int, Res] | list[Res], dict[int, Ref[Res]] | list[Ref[Res]]]):
+    forms: ClassVar[tuple[OneToOneByPlace, OneToOneByRank]]
 
 
 class SomeRanks(Mode[Whole, dict[int, Res], dict[int, Ref[Res]]]): ...
