@@ -1,0 +1,211 @@
+"""How one tensor or array is written into a pickle, and how it is made again.
+
+Every function `reduce_*` answers as `object.__reduce__` does: a function of this module and its arguments.
+They hold plain values and raw bytes, so any dtype travels, nothing is allocated on a device unless asked for,
+and a view ships only its own bytes. None stands for "pickle it as usual".
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from verl_protocol.jagged import is_jagged, jagged_parts
+from verl_protocol.wire_buffer import array_bytes, as_array, as_tensor, incoming, outgoing, tensor_bytes
+
+Reduction: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+Part: TypeAlias = Callable[[Any], Any]
+"""Gives the form in which a value inside another one goes into the pickle."""
+
+
+class UnknownDtypeError(ValueError):
+    """A payload with a dtype that this release of torch does not have."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the payload holds a tensor of dtype {name!r}, which torch {torch.__version__} does not know; "
+            "load it with the release of torch that wrote it, or convert the column before sending"
+        )
+
+
+class _Target(threading.local):
+    device: torch.device | None = None
+
+
+_target = _Target()
+
+
+def target_device() -> torch.device | None:
+    """The device that this thread loads on, None if it asked for none."""
+    return _target.device
+
+
+@contextmanager
+def loading_on(device: torch.device | str | int | None) -> Iterator[None]:
+    """Tensors that this thread unpickles inside the block land on `device`; without it, on the CPU."""
+    before = _target.device
+    _target.device = None if device is None else torch.device(device)
+    try:
+        yield
+    finally:
+        _target.device = before
+
+
+def reduce_tensor(tensor: torch.Tensor, protocol: int, part: Part) -> Reduction | None:
+    """The reduction of a tensor that is not plain; None where only torch can take it apart (sparse, ...)."""
+    if tensor.is_nested:
+        return _reduce_jagged(tensor, part) if is_jagged(tensor) else _reduce_strided_nested(tensor, part)
+    if _is_dense(tensor) and not _has_own_storage_rules(tensor):
+        return _reduce_decorated(tensor, part)
+    return None
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether dtype, shape and bytes say all about the tensor."""
+    if type(tensor) is not torch.Tensor or tensor.requires_grad or tensor.__dict__:
+        return False
+    return _is_dense(tensor)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
+
+
+def _has_own_storage_rules(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's class keeps its data elsewhere than in a storage of its own (DTensor and such)."""
+    kind = type(tensor)
+    own = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    return own or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+
+
+@cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@cache
+def _dtype_named(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UnknownDtypeError(name)
+    return dtype
+
+
+def reduce_dense(tensor: torch.Tensor, protocol: int) -> Reduction:
+    """The reduction of a plain tensor: dtype, shape and bytes."""
+    shape = tuple(tensor.shape)
+    if tensor.is_meta:
+        return restore_meta, (_dtype_name(tensor.dtype), shape)
+    return restore_dense, (_dtype_name(tensor.dtype), shape, outgoing(tensor_bytes(tensor), protocol))
+
+
+def restore_dense(dtype: str, shape: Sequence[int], data: Any) -> torch.Tensor:
+    """A dense tensor from its bytes, or from None where it has none."""
+    if data is None:
+        return torch.empty(shape, dtype=_dtype_named(dtype), device=_target.device)
+    tensor = as_tensor(incoming(data), _dtype_named(dtype), shape)
+    return tensor if _target.device is None else tensor.to(_target.device)
+
+
+def restore_meta(dtype: str, shape: Sequence[int]) -> torch.Tensor:
+    """A tensor without data."""
+    return torch.empty(shape, dtype=_dtype_named(dtype), device="meta")
+
+
+def restore_alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor over the same memory: what were two names for it (tied weights) still are."""
+    return tensor.detach()
+
+
+def _reduce_decorated(tensor: torch.Tensor, part: Part) -> Reduction:
+    # A file-backed tensor of tensordict is a path on this machine; what travels is its data.
+    kind = torch.Tensor if type(tensor).__name__ == "MemoryMappedTensor" else type(tensor)
+    attributes = {} if kind is not type(tensor) else dict(tensor.__dict__)
+    attributes.pop(GUARD_ATTRIBUTE, None)
+    # A gradient graph stays behind, so only leaves ask for gradients again.
+    wants_gradient = tensor.requires_grad and tensor.is_leaf
+    with torch._C.DisableTorchFunctionSubclass():
+        plain = tensor.detach().as_subclass(torch.Tensor)
+    return restore_decorated, (part(plain), kind, wants_gradient, attributes)
+
+
+GUARD_ATTRIBUTE = "_verl_protocol_guard"
+"""Name of the attribute by which `wire_guard` finds read-only tensors; it never travels."""
+
+
+def restore_decorated(
+    plain: torch.Tensor, kind: type[torch.Tensor], wants_gradient: bool, attributes: dict[str, Any]
+) -> torch.Tensor:
+    """A Parameter, a tensor of a subclass, or one with attributes or gradients, from its plain data."""
+    with torch._C.DisableTorchFunctionSubclass():
+        tensor = plain if kind is torch.Tensor else plain.as_subclass(kind)
+        tensor.requires_grad_(wants_gradient)
+    tensor.__dict__.update(attributes)
+    return tensor
+
+
+def _reduce_jagged(tensor: torch.Tensor, part: Part) -> Reduction:
+    values, offsets, lengths, dim = jagged_parts(tensor)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if lengths is None and (first > 0 or last < values.shape[dim - 1]):
+        values, offsets = values.narrow(dim - 1, first, last - first), offsets - first
+    extremes = (tensor._maybe_min_seqlen, tensor._maybe_max_seqlen)  # type: ignore[attr-defined]
+    values = values.detach() if values.requires_grad else values
+    parts = (part(values), part(offsets), None if lengths is None else part(lengths))
+    return restore_jagged, (*parts, dim, *extremes)
+
+
+def restore_jagged(
+    values: torch.Tensor,
+    offsets: torch.Tensor,
+    lengths: torch.Tensor | None,
+    dim: int,
+    min_length: int | None,
+    max_length: int | None,
+) -> torch.Tensor:
+    """A jagged tensor from the parts it consists of."""
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets, lengths, jagged_dim=dim, min_seqlen=min_length, max_seqlen=max_length
+    )
+
+
+def _reduce_strided_nested(tensor: torch.Tensor, part: Part) -> Reduction:
+    return restore_strided_nested, ([part(row) for row in tensor.detach().unbind()],)
+
+
+def restore_strided_nested(rows: list[torch.Tensor]) -> torch.Tensor:
+    """A nested tensor of the strided layout from its rows."""
+    return torch.nested.as_nested_tensor(rows, layout=torch.strided)
+
+
+def reduce_array(array: NDArray[Any], protocol: int, part: Part) -> Reduction | None:
+    """The reduction of a plain numpy array; None for those whose bytes do not say it all."""
+    if array.dtype == object:
+        return restore_objects, (part(array.ravel().tolist()), array.shape)
+    if array.dtype.hasobject or array.dtype.kind == "T":
+        return None
+    return restore_array, (_dtype_form(array.dtype), array.shape, outgoing(array_bytes(array), protocol))
+
+
+@cache
+def _dtype_form(dtype: np.dtype[Any]) -> Any:
+    """The dtype's short name where that says it all, else (records, dtypes of other packages) the dtype."""
+    return dtype.str if dtype.kind in "biufcmMSU" and np.dtype(dtype.str) == dtype else dtype
+
+
+def restore_array(dtype: Any, shape: tuple[int, ...], data: Any) -> NDArray[Any]:
+    """An array from its bytes, or from None where it has none."""
+    known = np.dtype(dtype)
+    return np.empty(shape, known) if data is None else as_array(incoming(data), known, shape)
+
+
+def restore_objects(items: list[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """An array of these very objects, whatever their own shapes."""
+    return np.fromiter(items, dtype=object, count=len(items)).reshape(shape)
