@@ -1,0 +1,68 @@
+"""Rows of answers: which belong to which input rows, and how they come back in input order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from verl_dispatch import batches
+from verl_dispatch.errors import AnswerNotBatchError, AnswerRowsError
+from verl_dispatch.layout import RowLayout
+from verl_dispatch.row_trim import answers_per_row
+
+__all__ = ["in_input_order", "joined_batches", "trimmed"]
+
+
+def joined_batches(
+    method: str, ranks: Sequence[int], layout: RowLayout | None, outputs: Sequence[Any]
+) -> Any:
+    """All answers as one batch, in the order of the input's rows, without padding.
+
+    Raises:
+        AnswerNotBatchError: an answer that is no batch.
+        AnswerRowsError: padded or reordered rows that the answers cannot be matched with.
+    """
+    for rank, output in zip(ranks, outputs, strict=True):
+        if not batches.is_batch(output):
+            raise AnswerNotBatchError(method, rank, output)
+    if layout is None or not layout.changes_answers:
+        return batches.concat(outputs)
+    kept = trimmed(method, ranks, layout, outputs)
+    return in_input_order(batches.concat(kept), layout.order)
+
+
+def trimmed(method: str, ranks: Sequence[int], layout: RowLayout, outputs: Sequence[Any]) -> list[Any]:
+    """All answers; those that are batches lose the rows that padding caused.
+
+    Raises:
+        AnswerRowsError: rows that are no multiple of the rows sent, or not the same multiple on every rank.
+    """
+    _check_one_multiple(method, ranks, layout, outputs)
+    return [
+        layout.trim(method, rank, index).apply(output)
+        for index, (rank, output) in enumerate(zip(ranks, outputs, strict=True))
+    ]
+
+
+def _check_one_multiple(method: str, ranks: Sequence[int], layout: RowLayout, outputs: Sequence[Any]) -> None:
+    first: int | None = None
+    for rank, rows, output in zip(ranks, layout.rows, outputs, strict=True):
+        if not batches.has_rows(output):
+            continue
+        returned = batches.num_rows(output)
+        if not rows and not returned:
+            continue
+        multiple = answers_per_row(method, rank, rows, returned)
+        first = first or multiple
+        if multiple != first:
+            why = f"{multiple} for each row, but another rank returned {first} for each"
+            raise AnswerRowsError(method, rank, rows, returned, why)
+
+
+def in_input_order(batch: Any, order: tuple[int, ...] | None) -> Any:
+    """Rows that lie in `order`, k answers in a row for each, brought back to input order."""
+    if order is None or not batches.has_rows(batch) or not order:
+        return batch
+    block = batches.num_rows(batch) // len(order)
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    return batches.take(batch, [row * block + offset for row in inverse for offset in range(block)])

@@ -1,0 +1,89 @@
+"""What the worker does with its arguments before the method runs, and with the answer after it.
+
+Most parts arrive ready. Two kinds are finished at the worker: futures, so that only the rows needed are fetched
+and only where they are needed; and padded parts of calls whose answers the driver never sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from verl_protocol import DataProtoFuture
+
+from verl_dispatch.future_parts import FuturePart
+from verl_dispatch.row_trim import RowTrim
+
+__all__ = ["PaddedPart"]
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedPart:
+    """A part of a batch with padding rows at its end, whose answer is trimmed at the worker."""
+
+    value: Any
+    trim: RowTrim
+
+
+_UNRESOLVED = (DataProtoFuture, PaddedPart, FuturePart)
+Resolved: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any], RowTrim | None]
+
+
+def resolve_parts(args: tuple[Any, ...], kwargs: Mapping[str, Any], materialize: bool) -> Resolved:
+    """The arguments as the method wants them, and how its answer is to be trimmed."""
+    if not _has_unresolved(args, kwargs):
+        return args, kwargs, None
+    trims: list[RowTrim | None] = []
+    values = tuple([_resolve(value, materialize, trims) for value in args])
+    named = {name: _resolve(value, materialize, trims) for name, value in kwargs.items()}
+    return values, named, _only(trims)
+
+
+async def resolve_parts_async(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], materialize: bool
+) -> Resolved:
+    """`resolve_parts` that awaits futures instead of blocking the event loop."""
+    if not _has_unresolved(args, kwargs):
+        return args, kwargs, None
+    trims: list[RowTrim | None] = []
+    values = tuple([await _resolve_async(value, materialize, trims) for value in args])
+    named = {name: await _resolve_async(value, materialize, trims) for name, value in kwargs.items()}
+    return values, named, _only(trims)
+
+
+def trim_answer(answer: Any, trim: RowTrim | None) -> Any:
+    """The answer without the rows that padding caused."""
+    return answer if trim is None else trim.apply(answer)
+
+
+def _has_unresolved(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    for value in args:
+        if isinstance(value, _UNRESOLVED):
+            return True
+    return bool(kwargs) and any(isinstance(value, _UNRESOLVED) for value in kwargs.values())
+
+
+def _resolve(value: Any, materialize: bool, trims: list[RowTrim | None]) -> Any:
+    if isinstance(value, FuturePart):
+        return _noting_trim(value.cut(value.future.get()), trims)
+    if isinstance(value, PaddedPart):
+        return _noting_trim((value.value, value.trim), trims)
+    return value.get() if materialize and isinstance(value, DataProtoFuture) else value
+
+
+async def _resolve_async(value: Any, materialize: bool, trims: list[RowTrim | None]) -> Any:
+    if isinstance(value, FuturePart):
+        return _noting_trim(value.cut(await value.future), trims)
+    if materialize and isinstance(value, DataProtoFuture):
+        return await value
+    return _resolve(value, materialize, trims)
+
+
+def _noting_trim(found: tuple[Any, RowTrim | None], trims: list[RowTrim | None]) -> Any:
+    trims.append(found[1])
+    return found[0]
+
+
+def _only(trims: list[RowTrim | None]) -> RowTrim | None:
+    return next((trim for trim in trims if trim is not None), None)

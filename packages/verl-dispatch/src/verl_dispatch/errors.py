@@ -1,0 +1,331 @@
+"""One class per cause; each builds its message from the facts: where, what was given, what was expected, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "AnswerNotBatchError",
+    "AnswerRowsError",
+    "CallOptionError",
+    "CallTimeout",
+    "DispatchResultError",
+    "EntryCountError",
+    "IncompletePairError",
+    "InvalidModeError",
+    "MeshError",
+    "MethodOverrideError",
+    "NoBatchError",
+    "RankSetError",
+    "RefusedPairError",
+    "ReservedNameError",
+    "UnequalRowsError",
+    "UnevenRowsError",
+    "UnknownMemberError",
+    "UnknownMeshError",
+    "UnknownMethodError",
+    "UnsplittableArgumentError",
+    "WorkerFailure",
+    "WorkerGroupError",
+]
+
+
+def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class _Facts(Exception):  # noqa: N818 - a base, never raised
+    """Lets an error that builds its own message cross a process border."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+# --- modes and registration -------------------------------------------------------------------------------
+
+
+class UnknownMemberError(_Facts, KeyError):
+    """A name that a dynamic enum does not have."""
+
+    def __init__(self, enum: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"{enum} has no member {name!r}; known members: {_names(known)}")
+
+
+class InvalidModeError(_Facts, TypeError):
+    """A value given where a mode is expected."""
+
+    def __init__(self, parameter: str, given: object, known: Iterable[str]) -> None:
+        super().__init__(
+            f"{parameter} must be a registered member (known: {_names(known)})"
+            + (" or a dict with 'dispatch_fn' and 'collect_fn'" if parameter == "dispatch_mode" else "")
+            + f", got {given!r}"
+        )
+
+
+class IncompletePairError(_Facts, ValueError, TypeError):
+    """A dispatch/collect pair that lacks a function, or holds something that cannot be called."""
+
+    def __init__(self, mode: str, problem: str) -> None:
+        super().__init__(
+            f"dispatch mode {mode} needs a callable 'dispatch_fn' and a callable 'collect_fn': {problem}; "
+            "give both with register_dispatch_mode, update_dispatch_mode or a dict of exactly these two keys"
+        )
+
+
+class RefusedPairError(_Facts, ValueError):
+    """An execute mode that makes no sense with a dispatch mode."""
+
+    def __init__(self, execute: str, dispatch: str, reason: str) -> None:
+        super().__init__(f"execute_mode {execute} does not go with dispatch_mode {dispatch}: {reason}")
+
+
+# --- arguments --------------------------------------------------------------------------------------------
+
+
+class UnsplittableArgumentError(_Facts, TypeError):
+    """An argument of a splitting mode that is nothing this mode can split."""
+
+    def __init__(self, label: str, given: object, num_parts: int, expected: str) -> None:
+        super().__init__(
+            f"{label}, {_kind(given)}, cannot be split over {num_parts} workers: expected {expected}; "
+            "wrap it in Broadcast(...) to send the same value to every worker"
+        )
+
+
+class EntryCountError(_Facts, ValueError):
+    """A list argument whose length is not the number of workers."""
+
+    def __init__(self, label: str, num_workers: int, given: int) -> None:
+        super().__init__(
+            f"{label}: {num_workers} workers need one entry each, got {given}; "
+            "give one entry per worker, or Broadcast(...) to send the same value to every worker"
+        )
+
+
+class UnevenRowsError(_Facts, ValueError):
+    """A batch whose rows do not divide evenly among the workers."""
+
+    def __init__(self, label: str, num_rows: int, num_parts: int, *, too_few: bool = False) -> None:
+        ways = (
+            "give more rows, or pad the batch (auto_padding=True on the batch or in options)"
+            if too_few
+            else "pad the batch (auto_padding=True on the batch or in options, or pad_dataproto_to_divisor), "
+            'or ask for parts that differ by one row with .options(uneven="balanced")'
+        )
+        problem = "are fewer than one for each of" if too_few else "cannot be split evenly over"
+        super().__init__(f"{label}: {num_rows} rows {problem} {num_parts} workers; {ways}")
+
+
+class UnequalRowsError(_Facts, ValueError):
+    """Batches of one padded, uneven or balanced call that differ in rows."""
+
+    def __init__(self, method: str, rows: Mapping[str, int]) -> None:
+        shown = ", ".join(f"{label}: {count} rows" for label, count in rows.items())
+        super().__init__(
+            f"the batches of a padded, uneven or balanced call of {method!r} must have equal rows, got {shown}"
+        )
+
+
+class NoBatchError(_Facts, TypeError):
+    """A call over a mesh without anything to split."""
+
+    def __init__(self, method: str, mesh: str) -> None:
+        super().__init__(
+            f"{method!r} splits batches over mesh {mesh!r} and needs at least one batch "
+            "(DataProto, TensorDict or DataProtoFuture) among its arguments, got none"
+        )
+
+
+class RankSetError(_Facts, ValueError):
+    """ONE_TO_ONE arguments that do not name one common, valid set of ranks."""
+
+    def __init__(self, method: str, problem: str) -> None:
+        super().__init__(f"ONE_TO_ONE arguments of {method!r} must name the same ranks: {problem}")
+
+
+class DispatchResultError(_Facts, ValueError, TypeError):
+    """A custom dispatch function that returned something a call cannot be made of."""
+
+    def __init__(self, mode: str, problem: str) -> None:
+        super().__init__(
+            f"dispatch_fn of mode {mode} must return (args, kwargs) with one entry per worker in every list, "
+            f"or a CallPlan: {problem}"
+        )
+
+
+class CallOptionError(_Facts, ValueError, TypeError):
+    """An option that a call of this mode cannot honour."""
+
+    def __init__(self, option: str, problem: str) -> None:
+        super().__init__(f"option {option} cannot be honoured: {problem}")
+
+
+# --- answers ----------------------------------------------------------------------------------------------
+
+
+class AnswerNotBatchError(_Facts, TypeError):
+    """A worker's answer that is no batch, in a mode that joins batches."""
+
+    def __init__(self, method: str, rank: int, answer: object) -> None:
+        super().__init__(
+            f"{method!r} on rank {rank} answered {_kind(answer)}, but its mode joins batches "
+            "(DataProto or TensorDict); return a batch, or register the method with DP_COMPUTE_METRIC to get "
+            "a list of per-rank values"
+        )
+
+
+class AnswerRowsError(_Facts, ValueError):
+    """An answer whose rows cannot be matched with the padded or reordered rows that were sent."""
+
+    def __init__(self, method: str, rank: int, sent: int, returned: int, why: str) -> None:
+        super().__init__(
+            f"{method!r} on rank {rank} was sent {sent} rows and returned {returned}: {why}; "
+            "return k rows for each row sent (the same k on every rank), or call without padding or balance"
+        )
+
+
+# --- meshes -----------------------------------------------------------------------------------------------
+
+
+class MeshError(_Facts, ValueError):
+    """A mesh whose table of ranks is not a partition with one answering rank each."""
+
+    def __init__(self, name: str, problem: str, table: str) -> None:
+        super().__init__(f"mesh {name!r}: {problem}\n{table}")
+
+
+class UnknownMeshError(_Facts, KeyError):
+    """A mesh that no worker of the group has registered."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(
+            f"mesh {name!r} is not registered; registered meshes: {_names(known)}; register it in the worker's "
+            "constructor with _register_dispatch_collect_info(mesh_name, dp_rank, is_collect)"
+        )
+
+
+# --- groups -----------------------------------------------------------------------------------------------
+
+
+class ReservedNameError(_Facts, ValueError):
+    """A registered worker method named like something the group itself needs."""
+
+    def __init__(self, name: str, cls: str) -> None:
+        super().__init__(f"method {name!r} of {cls} is reserved by the worker group; rename the method")
+
+
+class MethodOverrideError(_Facts, TypeError):
+    """An override that drops or changes the registration of the method it overrides."""
+
+    def __init__(self, cls: str, name: str, base: str, problem: str) -> None:
+        super().__init__(
+            f"{cls}.{name} overrides the registered {base}.{name} {problem}; "
+            "decorate the override with the same dispatch_mode, or give it another name"
+        )
+
+
+class UnknownMethodError(_Facts, AttributeError):
+    """A method that the group's worker class has not registered."""
+
+    def __init__(self, group: str, name: str, known: Sequence[str], hint: str = "") -> None:
+        maybe = f"; maybe {hint!r}?" if hint else ""
+        super().__init__(
+            f"{group} has no registered method {name!r}{maybe}; registered methods: {_names(known)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailure:
+    """What went wrong on one rank: where it ran, the exception, and its traceback as text."""
+
+    rank: int
+    node: str
+    pid: int | None
+    cause: BaseException
+    traceback: str = ""
+
+    def __str__(self) -> str:
+        pid = "unknown" if self.pid is None else self.pid
+        return f"rank {self.rank} (node {self.node}, pid {pid}): {type(self.cause).__name__}: {self.cause}"
+
+
+class WorkerGroupError(_Facts, RuntimeError):
+    """A call that at least one worker failed, or that a broken or closed group refused.
+
+    Attributes:
+        group: name of the group.
+        method: name of the method.
+        errors: the failures by rank.
+        failed_ranks: ranks that raised or died, sorted.
+        unanswered_ranks: ranks that had not answered when the call ended, sorted.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        method: str,
+        errors: Mapping[int, WorkerFailure] | None = None,
+        unanswered_ranks: Sequence[int] = (),
+        *,
+        reason: str = "",
+    ) -> None:
+        self.group = group
+        self.method = method
+        self.errors = dict(sorted((errors or {}).items()))
+        self.failed_ranks = list(self.errors)
+        self.unanswered_ranks = sorted(unanswered_ranks)
+        super().__init__(self._message(reason))
+
+    def _message(self, reason: str) -> str:
+        lines = [f"group {self.group!r}, method {self.method!r}: {reason or 'failed on ' + self._where()}"]
+        lines += [f"  {failure}" for failure in self.errors.values()]
+        if self.unanswered_ranks:
+            lines.append(f"  no answer from {_ranks(self.unanswered_ranks)}")
+        first = next((failure.traceback for failure in self.errors.values() if failure.traceback), "")
+        return "\n".join([*lines, first.rstrip()] if first else lines)
+
+    def _where(self) -> str:
+        return _ranks(self.failed_ranks) if self.failed_ranks else "an unknown rank"
+
+
+class CallTimeout(_Facts, TimeoutError):  # noqa: N818 - public name
+    """A call that did not end in time; `unanswered_ranks` are those still silent.
+
+    Attributes:
+        group: name of the group.
+        method: name of the method.
+        timeout_s: seconds allowed.
+        unanswered_ranks: ranks that had not answered, sorted.
+    """
+
+    def __init__(self, group: str, method: str, timeout_s: float, unanswered_ranks: Sequence[int]) -> None:
+        self.group = group
+        self.method = method
+        self.timeout_s = timeout_s
+        self.unanswered_ranks = sorted(unanswered_ranks)
+        super().__init__(
+            f"group {group!r}, method {method!r}: no answer within {timeout_s:g} s from "
+            f"{_ranks(self.unanswered_ranks)}; give more time with .options(timeout_s=...)"
+        )
+
+
+def _kind(value: object) -> str:
+    kind = type(value)
+    name = kind.__name__ if kind.__module__ in ("builtins", "torch") else f"{kind.__module__}.{kind.__name__}"
+    return f"of type {name}"

@@ -1,0 +1,133 @@
+"""A registered method as a group offers it: call, submit, stream, plan, options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from verl_dispatch.call_future import CallFuture
+from verl_dispatch.method import RegisteredMethod
+from verl_dispatch.modes import Execute
+from verl_dispatch.options import DEFAULT_OPTIONS, CallOptions
+from verl_dispatch.plan import CallPlan
+from verl_dispatch.planners import CallContext, Planner, choose_planner
+from verl_dispatch.registry import DispatchMode, functions_of
+from verl_dispatch.tracing import traced_call
+from verl_dispatch.worker_trims import with_worker_trims
+
+__all__ = ["GroupMethod"]
+
+
+class GroupMethod:
+    """One registered method, bound to a group.
+
+    Calling it does what `register` said about blocking; `call` always waits, `submit` and `stream` never do, `plan` sends
+    nothing. `options` gives the same method with other options. Signature, docstring and modes are those of the
+    worker's method.
+    """
+
+    def __init__(self, group: Any, method: RegisteredMethod, options: CallOptions = DEFAULT_OPTIONS) -> None:
+        self._group = group
+        self._method = method
+        self._options = options
+        self._context = CallContext.of(group, method, options)
+        self._blocking = method.blocking if options.blocking is None else options.blocking
+        self._pair: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+        self._planner: Planner | None = None
+        self.__name__ = method.name
+        self.__qualname__ = method.function.__qualname__
+        self.__module__ = method.function.__module__
+        self.__doc__ = method.function.__doc__
+        self.__wrapped__ = method.function
+        self.__signature__ = method.signature
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the method on the workers; waits for the result unless it was registered with `blocking=False`."""
+        if self._blocking:
+            return self.call(*args, **kwargs)
+        plan = with_worker_trims(self._usable_plan(args, kwargs))
+        pendings = self._group._send(plan, self._options)
+        if plan.collect.kind == "batch":
+            return self._group._data_future(plan, pendings)
+        return plan.collect.arrange(self._group._futures(plan, pendings))
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the method and waits for its result.
+
+        Raises:
+            WorkerGroupError: a worker failed, or the group is broken or shut down.
+            CallTimeout: no result within `timeout_s`.
+        """
+        group = self._group
+        if group._recorders:
+            return traced_call(group, self, args, kwargs)
+        plan = self._usable_plan(args, kwargs)
+        outputs = group._wait(plan, group._send(plan, self._options), self._options.timeout_s)
+        return plan.collect.collect(outputs)
+
+    def submit(self, *args: Any, **kwargs: Any) -> CallFuture:
+        """Starts the method and returns a future of its result: `result(timeout)`, or `await` it."""
+        plan = self._usable_plan(args, kwargs)
+        return CallFuture(self._group, plan, self._group._send(plan, self._options), self._options.timeout_s)
+
+    def stream(self, *args: Any, **kwargs: Any) -> Iterator[tuple[int, Any]]:
+        """Starts the method and gives `(rank, answer)` as the answers come, padding taken off."""
+        plan = self._usable_plan(args, kwargs)
+        pendings = self._group._send(plan, self._options)
+        return self._parts(plan, self._group._stream(plan, pendings, self._options.timeout_s))
+
+    def plan(self, *args: Any, **kwargs: Any) -> CallPlan:
+        """What a call with these arguments would do. Nothing is sent, except to ask for a mesh not yet known."""
+        method = self._method
+        pair = functions_of(method.dispatch_mode)
+        dispatch_fn, collect_fn = pair["dispatch_fn"], pair["collect_fn"]
+        if self._pair is None or self._pair[0] is not dispatch_fn or self._pair[1] is not collect_fn:
+            self._planner = choose_planner(self._context, dispatch_fn, collect_fn)
+            self._pair = (dispatch_fn, collect_fn)
+        return self._planner(self._context, args, kwargs)  # type: ignore[misc]
+
+    def options(self, **changes: Any) -> GroupMethod:
+        """The same method with options changed: see `CallOptions`.
+
+        Raises:
+            CallOptionError: an unknown option, or a value that it cannot have.
+            RefusedPairError: an execute mode that does not go with the dispatch mode.
+        """
+        changed = GroupMethod(self._group, self._method, self._options.changed(**changes))
+        pair = functions_of(self._method.dispatch_mode)
+        choose_planner(changed._context, pair["dispatch_fn"], pair["collect_fn"])
+        return changed
+
+    @property
+    def dispatch_mode(self) -> DispatchMode:
+        """The mode given to `register`."""
+        return self._method.dispatch_mode
+
+    @property
+    def execute_mode(self) -> Execute:
+        """Which ranks run the method."""
+        return self._options.execute_mode or self._method.execute_mode
+
+    @property
+    def blocking(self) -> bool:
+        """Whether a plain call waits for its result."""
+        return self._blocking
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The worker method's signature, without `self`."""
+        return self._method.signature
+
+    def __repr__(self) -> str:
+        return f"<{self.__name__}{self.__signature__} of {self._group!r}, {self._context.mode}>"
+
+    def _usable_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
+        self._group._check_usable(self.__name__)
+        return self.plan(*args, **kwargs)
+
+    @staticmethod
+    def _parts(plan: CallPlan, answers: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        index = {rank: at for at, rank in enumerate(plan.fetched_ranks)}
+        for rank, answer in answers:
+            yield rank, plan.collect.part(index[rank], answer)

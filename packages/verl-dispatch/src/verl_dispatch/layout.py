@@ -1,0 +1,134 @@
+"""Which rows go to which part: pure arithmetic, decided once per call for all its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
+from typing import Any
+
+from verl_protocol.partition import balanced_partition, even_sizes
+
+from verl_dispatch.errors import UnevenRowsError
+from verl_dispatch.row_trim import RowTrim
+
+__all__ = ["RowLayout", "balanced_layout", "even_layout", "padded_layout", "uneven_layout"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """How the rows of a call lie over its parts.
+
+    Attributes:
+        num_rows: rows of the batch, without padding.
+        parts: the rows of each part; rows of `num_rows` and beyond are padding, and always the last ones of a part.
+        pad: how many rows of each part are padding.
+        order: the input row at each position of the parts laid end to end, padding left out; None when the parts
+            follow the input.
+    """
+
+    num_rows: int
+    parts: tuple[range | tuple[int, ...], ...]
+    pad: tuple[int, ...]
+    order: tuple[int, ...] | None = None
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Rows of each part, padding included."""
+        return tuple(len(part) for part in self.parts)
+
+    @property
+    def changes_answers(self) -> bool:
+        """Whether the answers have padding to take off or an order to restore."""
+        return self.order is not None or any(self.pad)
+
+    def trim(self, method: str, rank: int, index: int) -> RowTrim:
+        """How the answer to part `index`, which went to `rank`, loses its padding."""
+        return RowTrim(method, rank, len(self.parts[index]), self.pad[index])
+
+    def without_padding(self) -> RowLayout:
+        """The layout after the padding is taken off."""
+        parts = tuple(part[: len(part) - pad] for part, pad in zip(self.parts, self.pad, strict=True))
+        return replace(self, parts=parts, pad=(0,) * len(parts))
+
+    def spread(self, part_of_rank: Sequence[int]) -> RowLayout:
+        """The layout as the ranks see it when several of them get the same part."""
+        parts = tuple(self.parts[part] for part in part_of_rank)
+        return replace(self, parts=parts, pad=tuple(self.pad[part] for part in part_of_rank))
+
+    def sources(self) -> list[range | Sequence[int]]:
+        """The rows to read for each part: padding repeats the last row."""
+        last = self.num_rows - 1
+        return [
+            [min(row, last) for row in part] if pad else part
+            for part, pad in zip(self.parts, self.pad, strict=True)
+        ]
+
+
+def even_layout(label: str, num_rows: int, num_parts: int) -> RowLayout:
+    """Parts of equal size.
+
+    Raises:
+        UnevenRowsError: the rows do not divide.
+    """
+    if num_rows % num_parts:
+        raise UnevenRowsError(label, num_rows, num_parts)
+    return RowLayout(num_rows, _consecutive([num_rows // num_parts] * num_parts), (0,) * num_parts)
+
+
+def uneven_layout(label: str, num_rows: int, num_parts: int) -> RowLayout:
+    """Parts that differ by at most one row, none of them empty.
+
+    Raises:
+        UnevenRowsError: fewer rows than parts.
+    """
+    if 0 < num_rows < num_parts:
+        raise UnevenRowsError(label, num_rows, num_parts, too_few=True)
+    return RowLayout(num_rows, _consecutive(even_sizes(num_rows, num_parts)), (0,) * num_parts)
+
+
+def padded_layout(num_rows: int, num_parts: int) -> RowLayout:
+    """Parts of equal size, the last row repeated until the rows divide."""
+    size = -(-num_rows // num_parts)
+    parts = _consecutive([size] * num_parts)
+    return RowLayout(num_rows, parts, tuple(_padding_of(part, num_rows) for part in parts))
+
+
+def balanced_layout(
+    label: str, weights: Any, num_rows: int, num_parts: int, *, equal_size: bool, padded: bool
+) -> RowLayout:
+    """Parts of near-equal total weight; padding rows, needed only for equal sizes, weigh nothing.
+
+    Raises:
+        UnevenRowsError: fewer rows than parts, or equal sizes asked of rows that do not divide.
+    """
+    missing = -num_rows % num_parts if equal_size else 0
+    if 0 < num_rows < num_parts and not (equal_size and padded):
+        raise UnevenRowsError(label, num_rows, num_parts, too_few=True)
+    if missing and not padded:
+        raise UnevenRowsError(label, num_rows, num_parts)
+    found = balanced_partition(
+        [*map(float, weights), *[0.0] * missing], num_parts, equal_size=equal_size
+    ).parts
+    parts = tuple(map(tuple, _none_empty(found) if num_rows else found))
+    order = tuple(row for row in chain.from_iterable(parts) if row < num_rows)
+    pad = tuple(sum(row >= num_rows for row in part) for part in parts)
+    return RowLayout(num_rows, parts, pad, order)
+
+
+def _consecutive(sizes: Sequence[int]) -> tuple[range, ...]:
+    ends = list(accumulate(sizes))
+    return tuple(range(end - size, end) for size, end in zip(sizes, ends, strict=True))
+
+
+def _padding_of(part: range, num_rows: int) -> int:
+    return len(part) - len(range(part.start, min(part.stop, num_rows)))
+
+
+def _none_empty(found: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Rows without weight may all end up in one part; no rank shall be left without rows."""
+    parts = [list(part) for part in found]
+    for part in parts:
+        if not part:
+            part.append(max(parts, key=len).pop())
+    return parts

@@ -1,0 +1,189 @@
+"""Named meshes: which ranks work on the same rows, and which of them answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from verl_dispatch.errors import MeshError
+
+__all__ = ["Mesh"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """A table rank -> (dp rank, whether it answers), checked when made.
+
+    Ranks with the same dp rank are replicas: they get the same rows, and exactly one of them answers.
+
+    Attributes:
+        name: what the dispatch mode calls it.
+        dp_ranks: dp rank of every rank.
+        collects: for every rank whether its answer is fetched.
+        axes: axis name -> size, outermost first, where the mesh was made from axes.
+
+    Raises:
+        MeshError: dp ranks are not exactly 0..k-1, or one has no answering rank or several; with the whole table.
+
+    Example:
+        >>> mesh = Mesh.from_sizes("actor", {"dp": 2, "tp": 2})
+        >>> mesh.dp_ranks, mesh.answering_ranks
+        ((0, 0, 1, 1), (0, 2))
+    """
+
+    name: str
+    dp_ranks: tuple[int, ...]
+    collects: tuple[bool, ...]
+    axes: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        problem = _problem_of(self.dp_ranks, self.collects)
+        if problem:
+            raise MeshError(self.name, problem, _table(self.dp_ranks, self.collects))
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.dp_ranks)
+
+    @property
+    def dp_size(self) -> int:
+        """Number of parts that a batch is split into."""
+        return max(self.dp_ranks) + 1
+
+    @property
+    def answering_ranks(self) -> tuple[int, ...]:
+        """The rank that answers for each dp rank, in dp order."""
+        answering = {dp: rank for rank, dp in enumerate(self.dp_ranks) if self.collects[rank]}
+        return tuple(answering[dp] for dp in range(self.dp_size))
+
+    def table(self) -> str:
+        """The mesh as lines of `rank -> dp rank, answers`."""
+        return _table(self.dp_ranks, self.collects)
+
+    @classmethod
+    def from_registration(
+        cls,
+        name: str,
+        dp_ranks: Sequence[int | None],
+        collects: Sequence[bool | None],
+        world_size: int | None = None,
+    ) -> Mesh:
+        """A mesh from what each rank registered; None where a rank registered nothing.
+
+        Raises:
+            MeshError: a rank is missing, or the table is no valid mesh.
+        """
+        if world_size is not None and not len(dp_ranks) == len(collects) == world_size:
+            problem = (
+                f"it has {len(dp_ranks)} dp ranks and {len(collects)} collect flags for {world_size} workers"
+            )
+            raise MeshError(name, problem, _table(dp_ranks, collects))
+        missing = [
+            rank for rank, (dp, flag) in enumerate(zip(dp_ranks, collects, strict=True)) if None in (dp, flag)
+        ]
+        if missing:
+            raise MeshError(name, f"ranks {missing} have not registered it", _table(dp_ranks, collects))
+        return cls(name, tuple(int(dp) for dp in dp_ranks if dp is not None), tuple(map(bool, collects)))
+
+    @classmethod
+    def from_sizes(
+        cls,
+        name: str,
+        sizes: Mapping[str, int],
+        *,
+        split_axes: Sequence[str] = ("dp",),
+        answering: Mapping[str, int] | None = None,
+    ) -> Mesh:
+        """A mesh from axis sizes, outermost axis first; ranks count with the last axis fastest.
+
+        Args:
+            name: what the dispatch mode calls it.
+            sizes: axis name -> size, for example `{"pp": 2, "dp": 4, "tp": 2}`.
+            split_axes: axes over which rows are split; along all others the same rows are repeated.
+            answering: on each other axis the index that answers, negative from the end; 0 if not given. For example
+                `{"pp": -1}` where the last pipeline stage has the result.
+
+        Raises:
+            MeshError: a size below 1, or an axis that `sizes` does not have.
+        """
+        answering = dict(answering or {})
+        _check_axes(name, sizes, [*split_axes, *answering])
+        dp_ranks, collects = [], []
+        for position in product(*(range(size) for size in sizes.values())):
+            at = dict(zip(sizes, position, strict=True))
+            dp_ranks.append(_index_of(at, sizes, split_axes))
+            others = (axis for axis in sizes if axis not in split_axes)
+            collects.append(all(at[axis] == answering.get(axis, 0) % sizes[axis] for axis in others))
+        return cls(name, tuple(dp_ranks), tuple(collects), dict(sizes))
+
+    @classmethod
+    def from_device_mesh(
+        cls,
+        name: str,
+        device_mesh: Any,
+        *,
+        split_axes: Sequence[str] = ("dp",),
+        answering: Mapping[str, int] | None = None,
+    ) -> Mesh:
+        """A mesh from a `torch.distributed.DeviceMesh` with named dimensions that covers the ranks 0..n-1.
+
+        Raises:
+            MeshError: unnamed dimensions, or ranks that are not 0..n-1.
+        """
+        names = device_mesh.mesh_dim_names
+        if names is None:
+            raise MeshError(name, "the DeviceMesh has no mesh_dim_names", str(device_mesh))
+        shape = dict(zip(names, map(int, device_mesh.mesh.shape), strict=True))
+        counted = cls.from_sizes(name, shape, split_axes=split_axes, answering=answering)
+        ranks = device_mesh.mesh.flatten().tolist()
+        if sorted(ranks) != list(range(len(ranks))):
+            raise MeshError(
+                name, f"the DeviceMesh covers ranks {ranks}, not 0..{len(ranks) - 1}", str(device_mesh)
+            )
+        position = {rank: index for index, rank in enumerate(ranks)}
+        order = [position[rank] for rank in range(len(ranks))]
+        return cls(
+            name,
+            tuple(counted.dp_ranks[at] for at in order),
+            tuple(counted.collects[at] for at in order),
+            shape,
+        )
+
+
+def _check_axes(name: str, sizes: Mapping[str, int], used: Sequence[str]) -> None:
+    shown = ", ".join(f"{axis}={size}" for axis, size in sizes.items()) or "none"
+    unknown = [axis for axis in used if axis not in sizes]
+    if unknown:
+        raise MeshError(name, f"there is no axis {unknown[0]!r}", f"axes: {shown}")
+    if any(size < 1 for size in sizes.values()):
+        raise MeshError(name, "every axis needs a size of at least 1", f"axes: {shown}")
+
+
+def _index_of(at: Mapping[str, int], sizes: Mapping[str, int], axes: Sequence[str]) -> int:
+    index = 0
+    for axis in axes:
+        index = index * sizes[axis] + at[axis]
+    return index
+
+
+def _problem_of(dp_ranks: Sequence[int], collects: Sequence[bool]) -> str:
+    if not dp_ranks or len(dp_ranks) != len(collects):
+        return (
+            f"it needs one dp rank and one collect flag per worker, got {len(dp_ranks)} and {len(collects)}"
+        )
+    expected = set(range(max(dp_ranks) + 1))
+    if set(dp_ranks) != expected:
+        return f"dp ranks must be exactly 0..k-1, got {sorted(set(dp_ranks))}"
+    for dp in sorted(expected):
+        answering = [rank for rank, at in enumerate(dp_ranks) if at == dp and collects[rank]]
+        if len(answering) != 1:
+            return f"dp rank {dp} must have exactly one answering rank, got {answering or 'none'}"
+    return ""
+
+
+def _table(dp_ranks: Sequence[int | None], collects: Sequence[bool | None]) -> str:
+    rows = zip(dp_ranks, collects, strict=False)
+    return "\n".join(f"  rank {rank} -> dp rank {dp}, collect {flag}" for rank, (dp, flag) in enumerate(rows))

@@ -1,0 +1,292 @@
+"""Planners: one pure function per mode, from the arguments of a call to one explicit call per rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from verl_dispatch.call_scope import call_scope
+from verl_dispatch.collectors import LIST, SINGLE, BatchCollector, DictCollector, TrimmedListCollector
+from verl_dispatch.custom_modes import plan_custom
+from verl_dispatch.dispatch_functions import dispatch_direct_rollout_method, function_argument
+from verl_dispatch.errors import CallOptionError, RankSetError
+from verl_dispatch.layout import RowLayout
+from verl_dispatch.markers import Broadcast, unwrapped
+from verl_dispatch.mesh_modes import NdCollect, NdDispatch, check_has_batch
+from verl_dispatch.mesh_tables import mesh_of
+from verl_dispatch.method import RegisteredMethod
+from verl_dispatch.modes import Execute
+from verl_dispatch.one_to_one import plan_one_to_one
+from verl_dispatch.options import CallOptions
+from verl_dispatch.pairs import PREDEFINED_PAIRS
+from verl_dispatch.plan import CallPlan, RankCall
+from verl_dispatch.registry import check_pair, mode_name, rank_selector
+from verl_dispatch.split import SplitArguments, split_batches, split_entries
+
+__all__ = ["CallContext", "Planner", "choose_planner"]
+
+
+@dataclass(slots=True)
+class CallContext:
+    """Where a call is planned: the group, the method, and what the caller asked for."""
+
+    group: Any
+    method: RegisteredMethod
+    options: CallOptions
+    mode: str
+    read_only: bool
+
+    @classmethod
+    def of(cls, group: Any, method: RegisteredMethod, options: CallOptions) -> CallContext:
+        """The context of all calls of one method with these options."""
+        read_only = method.options.read_only if options.read_only is None else options.read_only
+        return cls(group, method, options, mode_name(method.dispatch_mode), read_only)
+
+
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = Mapping[str, Any]
+Planner: TypeAlias = Callable[[CallContext, Args, Kwargs], CallPlan]
+
+
+@lru_cache(maxsize=64)
+def all_ranks(world_size: int) -> tuple[int, ...]:
+    """Ranks 0 to world_size - 1."""
+    return tuple(range(world_size))
+
+
+def plan_rank_zero(context: CallContext, args: Args, kwargs: Kwargs) -> CallPlan:
+    """The arguments as given, to rank 0."""
+    args, kwargs = _all_unwrapped(args, kwargs)
+    return CallPlan(
+        (RankCall(0, args, kwargs),),
+        context.method.name,
+        context.mode,
+        context.group.world_size,
+        (0,),
+        SINGLE,
+    )
+
+
+def plan_one_to_all(context: CallContext, args: Args, kwargs: Kwargs) -> CallPlan:
+    """The same arguments to every rank."""
+    world_size = context.group.world_size
+    args, kwargs = _all_unwrapped(args, kwargs)
+    calls = tuple([RankCall(rank, args, kwargs) for rank in range(world_size)])
+    ranks = all_ranks(world_size)
+    return CallPlan(
+        calls, context.method.name, context.mode, world_size, ranks, LIST, None, context.read_only
+    )
+
+
+def plan_all_to_all(context: CallContext, args: Args, kwargs: Kwargs) -> CallPlan:
+    """One list entry per rank; batches by rows."""
+    method, options = context.method, context.options
+    if options.balance is not None:
+        raise CallOptionError(
+            "balance", "ALL_TO_ALL gives a list of answers, whose rows have no input order to restore"
+        )
+    split = split_batches(context.group.world_size, args, kwargs, method.labels, options, takes_entries=True)
+    plan = _plan_of_split(context, split)
+    if split.layout is None or not split.layout.changes_answers:
+        return plan
+    return plan.changed(collect=TrimmedListCollector(method.name, plan.fetched_ranks, split.layout))
+
+
+def plan_one_to_one_call(context: CallContext, args: Args, kwargs: Kwargs) -> CallPlan:
+    """Only the ranks that the arguments name."""
+    plan = plan_one_to_one(context.group.world_size, args, kwargs, context.method.labels)
+    return _named(context, plan)
+
+
+def plan_dp_compute(context: CallContext, args: Args, kwargs: Kwargs) -> CallPlan:
+    """One list entry per rank."""
+    return _plan_of_split(
+        context, split_entries(context.group.world_size, args, kwargs, context.method.labels)
+    )
+
+
+def plan_metric(context: CallContext, args: Args, kwargs: Kwargs) -> CallPlan:
+    """Batches by rows; the answers stay as they are."""
+    split = split_batches(context.group.world_size, args, kwargs, context.method.labels, context.options)
+    return _plan_of_split(context, split)
+
+
+def plan_batches(context: CallContext, args: Args, kwargs: Kwargs) -> CallPlan:
+    """Batches by rows; the answers are joined."""
+    split = split_batches(context.group.world_size, args, kwargs, context.method.labels, context.options)
+    return _joined(context, _plan_of_split(context, split), split.layout)
+
+
+def plan_batches_with_function(context: CallContext, args: Args, kwargs: Kwargs) -> CallPlan:
+    """A function to every rank, then batches by rows; the answers are joined."""
+    world_size, labels = context.group.world_size, context.method.labels
+    with call_scope(labels, context.options):
+        function = function_argument(world_size, args)
+    split = split_batches(world_size, args[1:], kwargs, labels.after(1), context.options)
+    whole = SplitArguments(([function] * world_size, *split.args), split.kwargs, split.layout)
+    return _joined(context, _plan_of_split(context, whole), split.layout)
+
+
+def plan_direct(context: CallContext, args: Args, kwargs: Kwargs) -> CallPlan:
+    """Refuses."""
+    with call_scope(context.method.labels, context.options):
+        dispatch_direct_rollout_method(context.group)
+    raise NotImplementedError(context.method.name)
+
+
+def plan_mesh(mesh_name: str) -> Planner:
+    """Batches by rows over the dp ranks of a mesh; the answering ranks' answers are joined in dp order."""
+
+    def plan(context: CallContext, args: Args, kwargs: Kwargs) -> CallPlan:
+        mesh = mesh_of(context.group, mesh_name)
+        split = split_batches(mesh.dp_size, args, kwargs, context.method.labels, context.options)
+        check_has_batch(split.num_batches, context.method.name, mesh)
+        spread = _plan_of_split(context, split, mesh.dp_ranks)
+        joined = BatchCollector(context.method.name, mesh.answering_ranks, split.layout)
+        return spread.changed(fetched_ranks=mesh.answering_ranks, collect=joined)
+
+    return plan
+
+
+_PLANNERS: dict[str, Planner] = {
+    "RANK_ZERO": plan_rank_zero,
+    "ONE_TO_ALL": plan_one_to_all,
+    "ALL_TO_ALL": plan_all_to_all,
+    "DP_COMPUTE": plan_dp_compute,
+    "DP_COMPUTE_PROTO": plan_batches,
+    "DP_COMPUTE_PROTO_WITH_FUNC": plan_batches_with_function,
+    "DP_COMPUTE_METRIC": plan_metric,
+    "ONE_TO_ONE": plan_one_to_one_call,
+    "DIRECT_ROLLOUT_METHOD": plan_direct,
+}
+_TAKES_ROW_OPTIONS = {plan_all_to_all, plan_batches, plan_batches_with_function, plan_metric}
+
+
+def choose_planner(
+    context: CallContext, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
+) -> Planner:
+    """The planner of a method whose mode has these functions now.
+
+    Raises:
+        RefusedPairError: execute mode and dispatch mode make no sense together.
+        CallOptionError: an option that this mode cannot honour.
+    """
+    execute = context.options.execute_mode or context.method.execute_mode
+    check_pair(context.method.dispatch_mode, execute)
+    base = _predefined(dispatch_fn, collect_fn)
+    if base is None:
+        return _custom_planner(dispatch_fn, collect_fn, execute)
+    _check_row_options(context, base, execute)
+    planner = _checked(base)
+    if execute is Execute.ALL:
+        return planner
+    if execute is Execute.RANK_ZERO:
+        return _checked(plan_rank_zero)
+    return _selected(planner, execute)
+
+
+def _predefined(dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]) -> Planner | None:
+    if isinstance(dispatch_fn, NdDispatch) and collect_fn == NdCollect(dispatch_fn.mesh_name):
+        return plan_mesh(dispatch_fn.mesh_name)
+    for name, pair in PREDEFINED_PAIRS.items():
+        if pair[0] is dispatch_fn and pair[1] is collect_fn:
+            return _PLANNERS[name]
+    return None
+
+
+def _custom_planner(
+    dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any], execute: Execute
+) -> Planner:
+    def plan(context: CallContext, args: Args, kwargs: Kwargs) -> CallPlan:
+        to_rank_zero = execute is Execute.RANK_ZERO
+        custom = plan_custom(context, dispatch_fn, collect_fn, args, kwargs, to_rank_zero=to_rank_zero)
+        return _named(context, custom)
+
+    return plan if execute in (Execute.ALL, Execute.RANK_ZERO) else _selected(plan, execute)
+
+
+def _checked(planner: Planner) -> Planner:
+    def plan(context: CallContext, args: Args, kwargs: Kwargs) -> CallPlan:
+        context.method.check_binding(args, kwargs)
+        return planner(context, args, kwargs)
+
+    return plan
+
+
+def _selected(planner: Planner, execute: Execute) -> Planner:
+    """The same calls, but only those of the ranks that a registered execute mode names."""
+
+    def plan(context: CallContext, args: Args, kwargs: Kwargs) -> CallPlan:
+        whole = planner(context, args, kwargs)
+        if any(call.rows is not None for call in whole.calls):
+            raise CallOptionError(
+                f"execute_mode={execute!r}",
+                "the call splits a batch by rows, and rows of the other ranks would be lost",
+            )
+        ranks = _ranks_of(execute, whole.world_size, context.method.name)
+        calls = tuple(call for call in whole.calls if call.rank in ranks)
+        called = tuple(call.rank for call in calls)
+        return whole.changed(calls=calls, fetched_ranks=called, collect=DictCollector(called))
+
+    return plan
+
+
+def _ranks_of(execute: Execute, world_size: int, method: str) -> frozenset[int]:
+    selector = rank_selector(execute)
+    ranks = list(selector(world_size)) if selector else []
+    if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(world_size)):
+        problem = f"select_ranks of {execute!r} gave {ranks}, expected distinct ranks of 0..{world_size - 1}"
+        raise RankSetError(method, problem)
+    return frozenset(ranks)
+
+
+def _check_row_options(context: CallContext, planner: Planner, execute: Execute) -> None:
+    splits = planner in _TAKES_ROW_OPTIONS or context.mode.startswith("nd(")
+    if context.options.splits and not (splits and execute is Execute.ALL):
+        named = [name for name in ("uneven", "balance", "auto_padding") if getattr(context.options, name)]
+        raise CallOptionError(named[0], f"mode {context.mode} of {context.method.name!r} splits no batches")
+
+
+def _all_unwrapped(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    for value in args:
+        if type(value) is Broadcast:
+            args = tuple([unwrapped(value) for value in args])
+            break
+    if kwargs:
+        kwargs = {name: unwrapped(value) for name, value in kwargs.items()}
+    return args, kwargs
+
+
+def _plan_of_split(
+    context: CallContext, split: SplitArguments, part_of_rank: tuple[int, ...] | None = None
+) -> CallPlan:
+    world_size = context.group.world_size
+    ranks = all_ranks(world_size)
+    part_of_rank = part_of_rank or ranks
+    parts = {part: split.part(part) for part in dict.fromkeys(part_of_rank)}
+    rows, pad = (split.layout.rows, split.layout.pad) if split.layout else (None, None)
+    calls = tuple(
+        [
+            RankCall(rank, *parts[part], rows[part] if rows else None, pad[part] if pad else 0)
+            for rank, part in zip(ranks, part_of_rank, strict=True)
+        ]
+    )
+    order = split.layout.order if split.layout else None
+    return CallPlan(
+        calls, context.method.name, context.mode, world_size, ranks, LIST, order, context.read_only
+    )
+
+
+def _joined(context: CallContext, plan: CallPlan, layout: RowLayout | None) -> CallPlan:
+    return plan.changed(collect=BatchCollector(context.method.name, plan.fetched_ranks, layout))
+
+
+def _named(context: CallContext, plan: CallPlan) -> CallPlan:
+    return plan.changed(
+        method=context.method.name,
+        mode=context.mode,
+        world_size=context.group.world_size,
+        read_only=context.read_only,
+    )

@@ -1,0 +1,47 @@
+"""Which objects of a plan several ranks get, and how many bytes travel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from verl_protocol import DataProto, DataProtoFuture
+from verl_protocol.wire import nbytes_of
+
+from verl_dispatch.plan import RankCall, SharedObject
+
+__all__ = ["bytes_of_answers", "bytes_of_call", "bytes_of_calls", "shared_objects"]
+
+
+def shared_objects(calls: Sequence[RankCall]) -> dict[int, SharedObject]:
+    """Objects that more than one of these calls carries, by `id`; the calls keep them alive."""
+    ranks: dict[int, list[int]] = {}
+    values: dict[int, Any] = {}
+    for call in calls:
+        for value in {id(value): value for value in _objects_of(call)}.values():
+            values[id(value)] = value
+            ranks.setdefault(id(value), []).append(call.rank)
+    return {key: SharedObject(values[key], tuple(found)) for key, found in ranks.items() if len(found) > 1}
+
+
+def _objects_of(call: RankCall) -> Iterator[Any]:
+    for value in (*call.args, *call.kwargs.values()):
+        yield value
+        if isinstance(value, DataProto):
+            yield from value.meta_info.values()
+
+
+def bytes_of_call(call: RankCall) -> int:
+    """Tensor and array bytes among one call's arguments; a future counts nothing."""
+    return bytes_of_calls((call,))
+
+
+def bytes_of_calls(calls: Sequence[RankCall]) -> int:
+    """Tensor and array bytes among the arguments of all calls; an object that several of them carry counts once."""
+    distinct = {id(value): value for call in calls for value in (*call.args, *call.kwargs.values())}
+    return bytes_of_answers(list(distinct.values()))
+
+
+def bytes_of_answers(values: Sequence[Any]) -> int:
+    """Tensor and array bytes among these values."""
+    return sum(nbytes_of(value) for value in values if not isinstance(value, DataProtoFuture))

@@ -1,0 +1,346 @@
+"""The base of every worker group: binds registered methods, carries out their plans on a backend."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from verl_protocol import DataProtoFuture
+
+from verl_dispatch.collectors import LIST, SINGLE
+from verl_dispatch.errors import UnknownMethodError
+from verl_dispatch.group_method import GroupMethod
+from verl_dispatch.mesh import Mesh
+from verl_dispatch.mesh_tables import mesh_of
+from verl_dispatch.method import RegisteredMethod, registered_methods
+from verl_dispatch.options import DEFAULT_OPTIONS, CallOptions
+from verl_dispatch.plan import CallPlan, RankCall
+from verl_dispatch.planners import all_ranks
+from verl_dispatch.registry import functions_of, get_predefined_execute_fn
+from verl_dispatch.resource_pool import ResourcePool
+from verl_dispatch.tracing import CallTrace
+
+__all__ = ["RESERVED_NAMES", "MethodNames", "WorkerGroup"]
+
+W = TypeVar("W")
+Ref = TypeVar("Ref")
+
+RESERVED_NAMES = frozenset(
+    {
+        "add_mesh",
+        "bind",
+        "call",
+        "execute_all",
+        "execute_all_async",
+        "execute_all_sync",
+        "execute_rank_zero",
+        "execute_rank_zero_async",
+        "execute_rank_zero_sync",
+        "forget_meshes",
+        "from_detached",
+        "fuse",
+        "generation",
+        "is_detached",
+        "master_address",
+        "master_port",
+        "mesh",
+        "methods",
+        "name_prefix",
+        "on",
+        "resource_pool",
+        "restart",
+        "role",
+        "shutdown",
+        "spawn",
+        "start_worker_aliveness_check",
+        "startup_report",
+        "stream",
+        "submit",
+        "trace",
+        "watch",
+        "worker_names",
+        "workers",
+        "world_size",
+    }
+)
+"""Names that every group needs for itself; a worker method of such a name cannot be registered."""
+
+
+class WorkerGroup(Generic[W, Ref]):
+    """Many workers, called as one: `group.method(...)` for every registered method of the worker class.
+
+    A subclass is a backend. It calls `_bind_worker_method(worker_class)` once it knows its `world_size`, and supplies the
+    methods under "what a backend supplies"; everything else is done here. `W` is the worker class, `Ref` what a
+    non-blocking call returns for one worker.
+    """
+
+    _world_size: int = 0
+    name_prefix: str = ""
+
+    def __init__(self, resource_pool: ResourcePool | None = None) -> None:
+        """A group over a pool, or over as many workers as the subclass says in `_world_size`."""
+        self.resource_pool = resource_pool
+        if resource_pool is not None:
+            self._world_size = resource_pool.world_size
+        self._dispatch_info: dict[str, Sequence[int]] = {}
+        self._collect_info: dict[str, Sequence[bool]] = {}
+        self._methods: dict[str, GroupMethod] = {}
+        self._recorders: list[CallTrace] = []
+        self._worker_class: type | None = None
+
+    # --- what a backend supplies ---------------------------------------------------------------------------
+
+    def _send(self, plan: CallPlan, options: CallOptions) -> Sequence[Any]:
+        """Starts every call of the plan and returns at once: one pending per entry of `plan.calls`, in that order.
+
+        The worker runs `getattr(worker, plan.method)(*call.args, **call.kwargs)`; for a registered method that is the
+        function made by `register`, which resolves futures and padding by itself. `plan.shared` says what to store once.
+        Nothing is left running when this raises.
+        """
+        raise NotImplementedError
+
+    def _wait(self, plan: CallPlan, pendings: Sequence[Any], timeout_s: float | None) -> list[Any]:
+        """Waits for all called ranks; returns the answers of `plan.fetched_ranks`, in that order.
+
+        The first failure ends the wait: a short grace gathers further failures, then WorkerGroupError is raised; the group
+        is marked broken if a rank died or is still silent. Only answers of fetched ranks are fetched. With a traced call,
+        `current_timer().rank_answered(rank)` is called for every rank.
+
+        Raises:
+            WorkerGroupError: a rank failed.
+            CallTimeout: not all ranks answered within `timeout_s` seconds.
+        """
+        raise NotImplementedError
+
+    def _futures(self, plan: CallPlan, pendings: Sequence[Any]) -> list[Any]:
+        """What the caller of a non-blocking call gets for each of `plan.fetched_ranks`, in that order."""
+        raise NotImplementedError
+
+    def _data_future(self, plan: CallPlan, pendings: Sequence[Any]) -> DataProtoFuture:
+        """What the caller of a non-blocking call of a batch mode gets.
+
+        Padding is taken off by the workers; `plan.collect.collect` joins the parts and restores the order of a balanced
+        call. A backend that can tell how many rows an answer has, without fetching it, overrides this to say so.
+        """
+        return DataProtoFuture(collect_fn=plan.collect.collect, futures=self._futures(plan, pendings))
+
+    def _stream(
+        self, plan: CallPlan, pendings: Sequence[Any], timeout_s: float | None
+    ) -> Iterator[tuple[int, Any]]:
+        """Gives `(rank, answer)` of `plan.fetched_ranks` as they come; fails as `_wait` does."""
+        raise NotImplementedError
+
+    def _done(self, plan: CallPlan, pendings: Sequence[Any]) -> bool:
+        """Whether `_wait` would return without waiting."""
+        raise NotImplementedError
+
+    def _check_usable(self, method: str) -> None:
+        """Raises WorkerGroupError if the group is shut down or broken by an earlier failure; cheap."""
+
+    def start_worker_aliveness_check(self, every_n_seconds: float = 1) -> Any:
+        """Watches the workers and makes calls fail once one of them has died."""
+        raise NotImplementedError(f"{type(self).__name__} cannot watch its workers")
+
+    # --- calls ---------------------------------------------------------------------------------------------
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+        return self._world_size
+
+    @property
+    def methods(self) -> MethodNames:
+        """The registered methods as attributes, and nothing else."""
+        return MethodNames(self)
+
+    def trace(self) -> CallTrace:
+        """Times the blocking calls made while the returned context is open.
+
+        Example:
+            >>> from verl_dispatch import Dispatch, LocalWorkerGroup, register
+            >>> class Echo:
+            ...     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+            ...     def say(self, word: str) -> str:
+            ...         return word
+            >>> group = LocalWorkerGroup(Echo, 2)
+            >>> with group.trace() as trace:
+            ...     _ = group.say("hello")
+            >>> trace.calls[0].method, len(trace.calls[0].per_rank_s)
+            ('say', 2)
+        """
+        return CallTrace(self._recorders)
+
+    def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Runs any method, registered or not, with the same arguments on every worker; the answers in rank order."""
+        plan = self._raw_plan(method_name, all_ranks(self.world_size), args, kwargs)
+        return self._wait(plan, self._send(plan, DEFAULT_OPTIONS), None)
+
+    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[Ref]:
+        """As `execute_all_sync`, but returns one future per worker at once."""
+        plan = self._raw_plan(method_name, all_ranks(self.world_size), args, kwargs)
+        return self._futures(plan, self._send(plan, DEFAULT_OPTIONS))
+
+    def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[Ref]:
+        """The same as `execute_all_async`."""
+        return self.execute_all_async(method_name, *args, **kwargs)
+
+    def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """Runs any method, registered or not, on rank 0; its answer."""
+        plan = self._raw_plan(method_name, (0,), args, kwargs)
+        return self._wait(plan, self._send(plan, DEFAULT_OPTIONS), None)[0]
+
+    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Ref:
+        """As `execute_rank_zero_sync`, but returns a future at once."""
+        plan = self._raw_plan(method_name, (0,), args, kwargs)
+        future: Ref = self._futures(plan, self._send(plan, DEFAULT_OPTIONS))[0]
+        return future
+
+    def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> Ref:
+        """The same as `execute_rank_zero_async`."""
+        return self.execute_rank_zero_async(method_name, *args, **kwargs)
+
+    def _raw_plan(
+        self, method: str, ranks: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CallPlan:
+        self._check_usable(method)
+        calls = tuple([RankCall(rank, args, kwargs) for rank in ranks])
+        return CallPlan(calls, method, "", self.world_size, ranks, LIST if len(ranks) != 1 else SINGLE)
+
+    # --- typed verbs: the method is named by the function on the worker class ------------------------------
+
+    def call(self, method: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Any:
+        """Runs a method given as `WorkerClass.method` or by name, and waits for its result."""
+        return self.bind(method).call(*args, **kwargs)
+
+    def submit(self, method: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Any:
+        """Starts a method given as `WorkerClass.method` or by name; a future of its result."""
+        return self.bind(method).submit(*args, **kwargs)
+
+    def stream(
+        self, method: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
+    ) -> Iterator[tuple[int, Any]]:
+        """Starts a method given as `WorkerClass.method` or by name; `(rank, answer)` as the answers come."""
+        return self.bind(method).stream(*args, **kwargs)
+
+    def bind(self, method: Callable[..., Any] | str, /) -> GroupMethod:
+        """The bound method for `WorkerClass.method` or a name.
+
+        Raises:
+            UnknownMethodError: the group's worker class has no such registered method.
+        """
+        name = method if isinstance(method, str) else getattr(method, "__name__", repr(method))
+        found = self._methods.get(name)
+        if found is None:
+            raise self._unknown(name)
+        return found
+
+    @property
+    def on(self) -> Any:
+        """The registered methods, for type checkers those of the worker class."""
+        return MethodNames(self)
+
+    # --- meshes --------------------------------------------------------------------------------------------
+
+    def mesh(self, mesh_name: str) -> Mesh:
+        """The named mesh as the workers registered it, or as it was added here.
+
+        Raises:
+            UnknownMeshError: nobody registered it.
+            MeshError: the table is no valid mesh.
+        """
+        return mesh_of(self, mesh_name)
+
+    def add_mesh(self, mesh: Mesh) -> None:
+        """Makes a mesh known without asking the workers; replaces one of the same name."""
+        self._dispatch_info[mesh.name] = list(mesh.dp_ranks)
+        self._collect_info[mesh.name] = list(mesh.collects)
+
+    def forget_meshes(self, *mesh_names: str) -> None:
+        """Drops what is known about these meshes, or about all; the next call asks the workers again."""
+        for name in mesh_names or tuple(self._dispatch_info):
+            self._dispatch_info.pop(name, None)
+            self._collect_info.pop(name, None)
+
+    def _registered_meshes(self) -> Sequence[Mapping[str, Mapping[str, Any]]]:
+        """What every worker says about all its meshes, in rank order."""
+        if self._worker_class is not None and not hasattr(self._worker_class, "get_dispatch_collect"):
+            return [{"dispatch_dp_rank": {}, "collect_dp_rank": {}}] * self.world_size
+        return self.execute_all_sync("get_dispatch_collect")
+
+    # --- binding -------------------------------------------------------------------------------------------
+
+    def _bind_worker_method(
+        self, user_defined_cls: type, func_generator: Callable[..., Callable[..., Any]] | None = None
+    ) -> list[str]:
+        """Makes every registered method of a worker class callable on this group; returns their names.
+
+        With `func_generator(group, name, dispatch_fn=, collect_fn=, execute_fn=, blocking=)`, what it returns is bound
+        instead of a GroupMethod.
+
+        Raises:
+            ReservedNameError: a method named like something that the group needs.
+        """
+        self._worker_class = user_defined_cls
+        found = self._registered_methods(user_defined_cls)
+        for name, method in found.items():
+            bound = GroupMethod(self, method)
+            self._methods[name] = bound
+            function = bound if func_generator is None else self._generated(func_generator, method)
+            # A group subclass that defines the name itself means to be asked first.
+            if not hasattr(type(self), name):
+                self.__dict__[name] = function
+        return list(found)
+
+    @classmethod
+    def _registered_methods(cls, user_defined_cls: type) -> dict[str, RegisteredMethod]:
+        """The registered methods of a worker class, checked; a backend asks before it starts anything."""
+        private = {name for name in dir(WorkerGroup) if name.startswith("_")}
+        return registered_methods(user_defined_cls, RESERVED_NAMES | private)
+
+    def _generated(self, func_generator: Callable[..., Callable[..., Any]], method: RegisteredMethod) -> Any:
+        pair = functions_of(method.dispatch_mode)
+        execute_fn = getattr(self, get_predefined_execute_fn(method.execute_mode)["execute_fn_name"])
+        return func_generator(
+            self,
+            method.name,
+            dispatch_fn=pair["dispatch_fn"],
+            collect_fn=pair["collect_fn"],
+            execute_fn=execute_fn,
+            blocking=method.blocking,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        # Only what is nowhere else comes here: private names must stay plain AttributeErrors while a group is built.
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise self._unknown(name)
+
+    def _unknown(self, name: str) -> UnknownMethodError:
+        known = list(self.__dict__.get("_methods", ()))
+        hint = difflib.get_close_matches(name, known, n=1)
+        return UnknownMethodError(self._label(), name, known, *hint)
+
+    def _label(self) -> str:
+        worker = self.__dict__.get("_worker_class")
+        return f"{type(self).__name__}[{worker.__name__ if worker else '?'}]"
+
+    def __repr__(self) -> str:
+        prefix = f" {self.name_prefix!r}" if self.name_prefix else ""
+        return f"<{self._label()}{prefix} of {self.world_size}>"
+
+
+class MethodNames:
+    """The registered methods of a group as attributes: `group.methods.update(...)`."""
+
+    def __init__(self, group: WorkerGroup[Any, Any]) -> None:
+        self._group = group
+
+    def __getattr__(self, name: str) -> GroupMethod:
+        return self._group.bind(name)
+
+    def __dir__(self) -> list[str]:
+        return sorted(self._group._methods)
+
+    def __iter__(self) -> Iterator[GroupMethod]:
+        return iter(self._group._methods.values())
