@@ -1,7 +1,7 @@
 """What the worker does with its arguments before the method runs, and with the answer after it.
 
-Most parts arrive ready. Two kinds are finished at the worker: futures, so that only the rows needed are fetched
-and only where they are needed; and padded parts of calls whose answers the driver never sees.
+Most parts arrive ready. Two kinds are finished at the worker: futures, so that only the rows needed are
+fetched and only where they are needed; and padded parts of calls whose answers the driver never sees.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class PaddedPart:
 
 
 _UNRESOLVED = (DataProtoFuture, PaddedPart, FuturePart)
-Resolved: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any], RowTrim | None]
+Resolved: TypeAlias = tuple[tuple[Any, ...], dict[str, Any], RowTrim | None]
 
 
-def resolve_parts(args: tuple[Any, ...], kwargs: Mapping[str, Any], materialize: bool) -> Resolved:
+def resolve_parts(args: tuple[Any, ...], kwargs: dict[str, Any], materialize: bool) -> Resolved:
     """The arguments as the method wants them, and how its answer is to be trimmed."""
     if not _has_unresolved(args, kwargs):
         return args, kwargs, None
@@ -40,9 +40,7 @@ def resolve_parts(args: tuple[Any, ...], kwargs: Mapping[str, Any], materialize:
     return values, named, _only(trims)
 
 
-async def resolve_parts_async(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], materialize: bool
-) -> Resolved:
+async def resolve_parts_async(args: tuple[Any, ...], kwargs: dict[str, Any], materialize: bool) -> Resolved:
     """`resolve_parts` that awaits futures instead of blocking the event loop."""
     if not _has_unresolved(args, kwargs):
         return args, kwargs, None

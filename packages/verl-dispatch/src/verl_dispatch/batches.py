@@ -1,4 +1,4 @@
-"""The few things dispatch does with a batch, the same for DataProto and TensorDict, which is never imported here."""
+"""What dispatch does with a batch, the same for DataProto and TensorDict, which is never imported here."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def num_rows(batch: Any) -> int:
 def wants_padding(batch: Any) -> bool:
     """Whether a batch asks for automatic padding."""
     if isinstance(batch, DataProto):
-        return batch.is_padding_enabled()
+        return bool(batch.is_padding_enabled())
     return is_tensordict(batch) and bool(DataProtoConfig.auto_padding)
 
 
@@ -103,7 +103,7 @@ def concat(batches: Sequence[Any]) -> Any:
 
 
 def row_weights(batch: Any, key: str) -> Any:
-    """One number per row: the sums of a column, over all but its rows; None when the batch lacks the column."""
+    """One number per row: its entries of a column summed up; None when the batch lacks the column."""
     proto = batch if isinstance(batch, DataProto) else _as_proto(batch)
     column = proto._columns().get(key)
     if column is None:

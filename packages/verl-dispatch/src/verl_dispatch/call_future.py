@@ -16,7 +16,7 @@ _UNSET: Any = object()
 
 
 class CallFuture(Generic[T]):
-    """A call under way: `result(timeout)` waits for it, `await future` does so without blocking the event loop.
+    """A call under way: `result(timeout)` waits for it, `await future` leaves the event loop free meanwhile.
 
     The result, or the failure, is kept and given again.
     """

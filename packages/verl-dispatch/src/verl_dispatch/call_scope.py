@@ -1,4 +1,4 @@
-"""The call that a dispatch function is working for, so that functions called from custom modes know it too."""
+"""The call that a dispatch function works for, known also where a custom mode calls the function."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Collector(Protocol):
 
     @property
     def kind(self) -> CollectKind:
-        """What a non-blocking call returns: "batch" is a DataProtoFuture, all others are `arrange(futures)`."""
+        """What a non-blocking call returns: "batch" a DataProtoFuture, all others `arrange(futures)`."""
         ...
 
     def collect(self, outputs: Sequence[Any]) -> Any:

@@ -1,7 +1,7 @@
 """The public dispatch functions, for custom modes: `(group, *args, **kwargs) -> (args, kwargs)`.
 
-Every list that they return has one entry per worker. Those that split batches remember padding and order in the lists,
-so that a custom mode built on them has both undone.
+Every list that they return has one entry per worker. Those that split batches remember padding and order in
+the lists, so that a custom mode built on them has both undone.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def dispatch_direct_rollout_method(group: Any, *args: Any, **kwargs: Any) -> Lis
         NotImplementedError: always.
     """
     raise NotImplementedError(
-        f"method {current_labels().method or 'with DIRECT_ROLLOUT_METHOD'!r} is called directly on its worker and "
-        "cannot be called on a group; register it with another dispatch mode to do so"
+        f"method {current_labels().method or 'with DIRECT_ROLLOUT_METHOD'!r} is called directly on its "
+        "worker and cannot be called on a group; register it with another dispatch mode to do so"
     )
 
 
@@ -123,6 +123,6 @@ def _split_args_kwargs_data_proto(chunks: int, *args: Any, **kwargs: Any) -> Lis
 
 
 def _split_args_kwargs_data_proto_with_auto_padding(chunks: int, *args: Any, **kwargs: Any) -> Lists:
-    """Batches cut into `chunks` parts of equal rows, padded where a batch asks for it; no batch is changed."""
+    """Batches cut into `chunks` parts of equal rows, padded copies where a batch asks for it."""
     split = split_batches(chunks, args, kwargs, current_labels(), current_options())
     return split.args, split.kwargs

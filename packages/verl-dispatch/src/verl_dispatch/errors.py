@@ -1,4 +1,4 @@
-"""One class per cause; each builds its message from the facts: where, what was given, what was expected, what to do."""
+"""One class per cause; each builds its message from the facts: where, what was expected, what to do."""
 
 from __future__ import annotations
 
@@ -138,7 +138,8 @@ class UnequalRowsError(_Facts, ValueError):
     def __init__(self, method: str, rows: Mapping[str, int]) -> None:
         shown = ", ".join(f"{label}: {count} rows" for label, count in rows.items())
         super().__init__(
-            f"the batches of a padded, uneven or balanced call of {method!r} must have equal rows, got {shown}"
+            f"the batches of a padded, uneven or balanced call of {method!r} must have equal rows, "
+            f"got {shown}"
         )
 
 
@@ -215,8 +216,9 @@ class UnknownMeshError(_Facts, KeyError):
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         super().__init__(
-            f"mesh {name!r} is not registered; registered meshes: {_names(known)}; register it in the worker's "
-            "constructor with _register_dispatch_collect_info(mesh_name, dp_rank, is_collect)"
+            f"mesh {name!r} is not registered; registered meshes: {_names(known)}; "
+            "register it in the worker's constructor with "
+            "_register_dispatch_collect_info(mesh_name, dp_rank, is_collect)"
         )
 
 

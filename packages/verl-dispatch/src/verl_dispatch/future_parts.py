@@ -24,7 +24,8 @@ class FuturePart:
         future: the whole batch.
         index: which of `num_parts` parts this is.
         num_parts: how many parts there are.
-        num_rows: rows that the batch must have because another one of the call has them; None if nothing is known.
+        num_rows: rows that the batch must have because another one of the call has them; None if nothing is
+            known.
     """
 
     future: DataProtoFuture

@@ -22,9 +22,9 @@ __all__ = ["GroupMethod"]
 class GroupMethod:
     """One registered method, bound to a group.
 
-    Calling it does what `register` said about blocking; `call` always waits, `submit` and `stream` never do, `plan` sends
-    nothing. `options` gives the same method with other options. Signature, docstring and modes are those of the
-    worker's method.
+    Calling it does what `register` said about blocking; `call` always waits, `submit` and `stream` never do,
+    `plan` sends nothing. `options` gives the same method with other options. Signature, docstring and modes
+    are those of the worker's method.
     """
 
     def __init__(self, group: Any, method: RegisteredMethod, options: CallOptions = DEFAULT_OPTIONS) -> None:
@@ -43,11 +43,13 @@ class GroupMethod:
         self.__signature__ = method.signature
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the method on the workers; waits for the result unless it was registered with `blocking=False`."""
+        """Runs the method on the workers; waits for the result unless registered with `blocking=False`."""
         if self._blocking:
             return self.call(*args, **kwargs)
         plan = with_worker_trims(self._usable_plan(args, kwargs))
-        pendings = self._group._send(plan, self._options)
+        # Says that the caller gets futures: others may read the answers, so a backend can prepare them for
+        # that.
+        pendings = self._group._send(plan, self._options.changed(blocking=False))
         if plan.collect.kind == "batch":
             return self._group._data_future(plan, pendings)
         return plan.collect.arrange(self._group._futures(plan, pendings))
@@ -66,7 +68,7 @@ class GroupMethod:
         outputs = group._wait(plan, group._send(plan, self._options), self._options.timeout_s)
         return plan.collect.collect(outputs)
 
-    def submit(self, *args: Any, **kwargs: Any) -> CallFuture:
+    def submit(self, *args: Any, **kwargs: Any) -> CallFuture[Any]:
         """Starts the method and returns a future of its result: `result(timeout)`, or `await` it."""
         plan = self._usable_plan(args, kwargs)
         return CallFuture(self._group, plan, self._group._send(plan, self._options), self._options.timeout_s)
@@ -78,7 +80,7 @@ class GroupMethod:
         return self._parts(plan, self._group._stream(plan, pendings, self._options.timeout_s))
 
     def plan(self, *args: Any, **kwargs: Any) -> CallPlan:
-        """What a call with these arguments would do. Nothing is sent, except to ask for a mesh not yet known."""
+        """What a call with these arguments would do; nothing is sent, unless a mesh is not known yet."""
         method = self._method
         pair = functions_of(method.dispatch_mode)
         dispatch_fn, collect_fn = pair["dispatch_fn"], pair["collect_fn"]

@@ -21,10 +21,11 @@ class RowLayout:
 
     Attributes:
         num_rows: rows of the batch, without padding.
-        parts: the rows of each part; rows of `num_rows` and beyond are padding, and always the last ones of a part.
+        parts: the rows of each part; rows of `num_rows` and beyond are padding, and always the last ones of a
+            part.
         pad: how many rows of each part are padding.
-        order: the input row at each position of the parts laid end to end, padding left out; None when the parts
-            follow the input.
+        order: the input row at each position of the parts laid end to end, padding left out; None when the
+            parts follow the input.
     """
 
     num_rows: int

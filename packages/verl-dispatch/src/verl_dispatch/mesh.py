@@ -25,7 +25,8 @@ class Mesh:
         axes: axis name -> size, outermost first, where the mesh was made from axes.
 
     Raises:
-        MeshError: dp ranks are not exactly 0..k-1, or one has no answering rank or several; with the whole table.
+        MeshError: dp ranks are not exactly 0..k-1, or one has no answering rank or several; with the whole
+            table.
 
     Example:
         >>> mesh = Mesh.from_sizes("actor", {"dp": 2, "tp": 2})
@@ -103,8 +104,8 @@ class Mesh:
             name: what the dispatch mode calls it.
             sizes: axis name -> size, for example `{"pp": 2, "dp": 4, "tp": 2}`.
             split_axes: axes over which rows are split; along all others the same rows are repeated.
-            answering: on each other axis the index that answers, negative from the end; 0 if not given. For example
-                `{"pp": -1}` where the last pipeline stage has the result.
+            answering: on each other axis the index that answers, negative from the end; 0 if not given. For
+                example `{"pp": -1}` where the last pipeline stage has the result.
 
         Raises:
             MeshError: a size below 1, or an axis that `sizes` does not have.

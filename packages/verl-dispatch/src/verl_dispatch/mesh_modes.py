@@ -98,8 +98,8 @@ class _Ranks:
 def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> NdBatches:
     """A dispatch mode that splits batches over the dp ranks of a named mesh.
 
-    Workers register their place in it with `_register_dispatch_collect_info(mesh_name, dp_rank, is_collect)`. Only
-    answering ranks are fetched, and the result is in dp order.
+    Workers register their place in it with `_register_dispatch_collect_info(mesh_name, dp_rank, is_collect)`.
+    Only answering ranks are fetched, and the result is in dp order.
 
     Example:
         >>> from verl_dispatch import register

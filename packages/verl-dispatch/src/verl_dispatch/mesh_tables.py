@@ -14,8 +14,8 @@ __all__ = ["mesh_of"]
 def mesh_of(group: Any, mesh_name: str) -> Mesh:
     """The group's mesh of that name.
 
-    The tables are `group._dispatch_info` and `group._collect_info` (mesh -> one entry per rank); what they lack is
-    asked of the workers.
+    The tables are `group._dispatch_info` and `group._collect_info` (mesh -> one entry per rank); what they
+    lack is asked of the workers.
 
     Raises:
         UnknownMeshError: no worker has registered it.

@@ -79,7 +79,7 @@ class RegisteredMethod:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Enough of a signature to accept the common calls without `inspect`; what it rejects is bound in full."""
+    """Enough of a signature to accept common calls without `inspect`; what it rejects is bound in full."""
 
     names: tuple[str, ...]
     num_required: int

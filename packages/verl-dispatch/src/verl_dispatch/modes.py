@@ -122,10 +122,10 @@ class DynamicEnum(metaclass=DynamicEnumMeta):
         return member
 
 
-def _checked_name(cls: type[DynamicEnum], name: str) -> str:
+def _checked_name(cls: type[DynamicEnum], name: Any) -> str:
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
         raise ValueError(f"a member of {cls.__name__} needs an identifier as its name, got {name!r}")
-    key = name.upper()
+    key: str = name.upper()
     if key in cls._registry:
         raise ValueError(
             f"{cls.__name__} already has a member {key!r}; known members: {', '.join(cls.names())}"

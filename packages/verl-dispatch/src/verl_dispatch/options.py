@@ -18,12 +18,14 @@ class CallOptions:
     Attributes:
         timeout_s: seconds until the call gives up with CallTimeout; None waits for ever.
         uneven: "balanced" lets the ranks' rows differ by at most one; None makes such a batch an error.
-        balance: name of a column whose sums per rank shall be near-equal; the input order is restored on collect.
+        balance: name of a column whose sums per rank shall be near-equal; the input order is restored on
+            collect.
         equal_size: with `balance`: every rank gets the same number of rows.
         auto_padding: True pads every batch of the call, False none; None asks the batches.
         blocking: overrides what `register` said; None keeps it.
         execute_mode: overrides what `register` said; None keeps it.
-        read_only: True lets workers share one read-only copy of what several ranks get; None keeps what `register` said.
+        read_only: True lets workers share one read-only copy of what several ranks get; None keeps what
+            `register` said.
     """
 
     timeout_s: float | None = None

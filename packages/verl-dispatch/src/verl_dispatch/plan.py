@@ -1,4 +1,4 @@
-"""What a call will do, as a value: one explicit call per rank, who answers, and how the answers are put together.
+"""What a call will do, as a value: one explicit call per rank, who answers, how answers are put together.
 
 A plan is made without any I/O, shown by `group.method.plan(...)`, and carried out by a backend.
 """
@@ -24,8 +24,8 @@ class RankCall:
         rank: who is called.
         args: positional arguments, ready to pass.
         kwargs: keyword arguments, ready to pass.
-        rows: rows of the split batches that this rank gets, padding included; None when nothing was split or a
-            future does not know its rows yet.
+        rows: rows of the split batches that this rank gets, padding included; None when nothing was split or
+            a future does not know its rows yet.
         pad: how many of `rows`, the last ones, are padding.
     """
 
@@ -106,7 +106,7 @@ class CallPlan:
 
     @property
     def shared(self) -> dict[int, SharedObject]:
-        """Objects that more than one rank gets, by `id`: arguments, and large values of the batches' `meta_info`."""
+        """Objects that more than one rank gets, by `id`: arguments, and values of `meta_info`."""
         from verl_dispatch.sharing import shared_objects
 
         return shared_objects(self.calls)
@@ -155,6 +155,6 @@ def _plan_facts(plan: CallPlan) -> tuple[Any, ...]:
 
 def same_value(one: object, other: object) -> bool:
     """Total equality: tensors, arrays, NaN and batches compared by value, never ambiguous."""
-    from verl_protocol.equality import same_value as compare
+    from verl_protocol.equality import equal
 
-    return compare(one, other)
+    return equal(one, other)

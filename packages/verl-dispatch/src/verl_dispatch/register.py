@@ -135,8 +135,9 @@ def register(
 ) -> Any:
     """Marks a worker method, plain or async, as callable on a group.
 
-    The product is a plain function that keeps name, signature and docstring; called on the worker itself it does what
-    the method does, after the futures among its arguments are resolved (awaited in an async method).
+    The product is a plain function that keeps name, signature and docstring; called on the worker itself it
+    does what the method does, after the futures among its arguments are resolved (awaited in an async
+    method).
 
     Args:
         dispatch_mode: a member of Dispatch, or a dict of `dispatch_fn` and `collect_fn`.

@@ -1,4 +1,4 @@
-"""Which functions belong to which mode, asked at every call; and the doors through which users add their own."""
+"""Which functions belong to which mode, asked at every call; and how users add their own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SelectRanks: TypeAlias = Callable[[int], Sequence[int]]
 _PAIR_KEYS = {"dispatch_fn", "collect_fn"}
 
 DISPATCH_MODE_FN_REGISTRY: dict[Dispatch, dict[str, Callable[..., Any]]] = {}
-"""Mode -> `{"dispatch_fn", "collect_fn"}`; a plain dict, and what it holds at the time of a call is what counts."""
+"""Mode -> `{"dispatch_fn", "collect_fn"}`; a plain dict: what it holds at the time of a call counts."""
 
 _EXECUTE_FUNCTION_NAMES: dict[Execute, str] = {
     Execute.ALL: "execute_all",
@@ -63,10 +63,10 @@ def register_dispatch_mode(
 
     Args:
         dispatch_mode_name: the new member's name.
-        dispatch_fn: `dispatch_fn(group, *args, **kwargs)` returns `(args, kwargs)` whose lists have one entry per
-            worker, or a CallPlan.
-        collect_fn: `collect_fn(group, outputs)` gets all answers in rank order: values when the call blocks, futures
-            when it does not.
+        dispatch_fn: `dispatch_fn(group, *args, **kwargs)` returns `(args, kwargs)` whose lists have one entry
+            per worker, or a CallPlan.
+        collect_fn: `collect_fn(group, outputs)` gets all answers in rank order: values when the call blocks,
+            futures when it does not.
 
     Raises:
         ValueError: the name is taken, or a function cannot be called.
@@ -100,7 +100,7 @@ def update_dispatch_mode(
 
 
 def register_execute_mode(execute_mode_name: str, select_ranks: SelectRanks) -> ExecuteSome:
-    """Adds an execute mode: `select_ranks(world_size)` names the ranks that run; the answer is `{rank: value}`.
+    """Adds an execute mode: `select_ranks(world_size)` names the ranks that run; answers are `{rank: value}`.
 
     Raises:
         TypeError: `select_ranks` cannot be called.

@@ -78,7 +78,7 @@ class ClassWithInitArgs:
         return self.cls(*self.args, **self.kwargs)
 
 
-def _count(name: str, count: int) -> int:
+def _count(name: str, count: Any) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"{name} must be whole numbers of at least 1, got {count!r}")
     return count

@@ -37,7 +37,7 @@ def bytes_of_call(call: RankCall) -> int:
 
 
 def bytes_of_calls(calls: Sequence[RankCall]) -> int:
-    """Tensor and array bytes among the arguments of all calls; an object that several of them carry counts once."""
+    """Tensor and array bytes among the arguments of all calls; what several of them carry counts once."""
     distinct = {id(value): value for call in calls for value in (*call.args, *call.kwargs.values())}
     return bytes_of_answers(list(distinct.values()))
 

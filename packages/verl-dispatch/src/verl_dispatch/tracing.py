@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from verl_dispatch.group_method import GroupMethod
@@ -88,7 +88,7 @@ class CallTrace:
         self.calls: list[CallRecord] = []
         self._recorders = recorders
 
-    def __enter__(self) -> CallTrace:
+    def __enter__(self) -> Self:
         self._recorders.append(self)
         return self
 

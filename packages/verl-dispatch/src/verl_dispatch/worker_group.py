@@ -70,9 +70,9 @@ RESERVED_NAMES = frozenset(
 class WorkerGroup(Generic[W, Ref]):
     """Many workers, called as one: `group.method(...)` for every registered method of the worker class.
 
-    A subclass is a backend. It calls `_bind_worker_method(worker_class)` once it knows its `world_size`, and supplies the
-    methods under "what a backend supplies"; everything else is done here. `W` is the worker class, `Ref` what a
-    non-blocking call returns for one worker.
+    A subclass is a backend. It calls `_bind_worker_method(worker_class)` once it knows its `world_size`, and
+    supplies the methods under "what a backend supplies"; everything else is done here. `W` is the worker
+    class, `Ref` what a non-blocking call returns for one worker.
     """
 
     _world_size: int = 0
@@ -92,20 +92,21 @@ class WorkerGroup(Generic[W, Ref]):
     # --- what a backend supplies ---------------------------------------------------------------------------
 
     def _send(self, plan: CallPlan, options: CallOptions) -> Sequence[Any]:
-        """Starts every call of the plan and returns at once: one pending per entry of `plan.calls`, in that order.
+        """Starts every call of the plan and returns at once: one pending per entry of `plan.calls`, in order.
 
-        The worker runs `getattr(worker, plan.method)(*call.args, **call.kwargs)`; for a registered method that is the
-        function made by `register`, which resolves futures and padding by itself. `plan.shared` says what to store once.
-        Nothing is left running when this raises.
+        The worker runs `getattr(worker, plan.method)(*call.args, **call.kwargs)`; for a registered method
+        that is the function made by `register`, which resolves futures and padding by itself. `plan.shared`
+        says what to store once. `options.blocking` is False where the caller gets futures of the answers,
+        which others may read then. Nothing is left running when this raises.
         """
         raise NotImplementedError
 
     def _wait(self, plan: CallPlan, pendings: Sequence[Any], timeout_s: float | None) -> list[Any]:
         """Waits for all called ranks; returns the answers of `plan.fetched_ranks`, in that order.
 
-        The first failure ends the wait: a short grace gathers further failures, then WorkerGroupError is raised; the group
-        is marked broken if a rank died or is still silent. Only answers of fetched ranks are fetched. With a traced call,
-        `current_timer().rank_answered(rank)` is called for every rank.
+        The first failure ends the wait: a short grace gathers further failures, then WorkerGroupError is
+        raised; the group is marked broken if a rank died or is still silent. Only answers of fetched ranks
+        are fetched. With a traced call, `current_timer().rank_answered(rank)` is called for every rank.
 
         Raises:
             WorkerGroupError: a rank failed.
@@ -120,8 +121,9 @@ class WorkerGroup(Generic[W, Ref]):
     def _data_future(self, plan: CallPlan, pendings: Sequence[Any]) -> DataProtoFuture:
         """What the caller of a non-blocking call of a batch mode gets.
 
-        Padding is taken off by the workers; `plan.collect.collect` joins the parts and restores the order of a balanced
-        call. A backend that can tell how many rows an answer has, without fetching it, overrides this to say so.
+        Padding is taken off by the workers; `plan.collect.collect` joins the parts and restores the order of
+        a balanced call. A backend that can tell how many rows an answer has, without fetching it, overrides
+        this to say so.
         """
         return DataProtoFuture(collect_fn=plan.collect.collect, futures=self._futures(plan, pendings))
 
@@ -172,7 +174,7 @@ class WorkerGroup(Generic[W, Ref]):
         return CallTrace(self._recorders)
 
     def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Runs any method, registered or not, with the same arguments on every worker; the answers in rank order."""
+        """Runs any method, registered or not, with these arguments on every worker; answers in rank order."""
         plan = self._raw_plan(method_name, all_ranks(self.world_size), args, kwargs)
         return self._wait(plan, self._send(plan, DEFAULT_OPTIONS), None)
 
@@ -275,8 +277,8 @@ class WorkerGroup(Generic[W, Ref]):
     ) -> list[str]:
         """Makes every registered method of a worker class callable on this group; returns their names.
 
-        With `func_generator(group, name, dispatch_fn=, collect_fn=, execute_fn=, blocking=)`, what it returns is bound
-        instead of a GroupMethod.
+        With `func_generator(group, name, dispatch_fn=, collect_fn=, execute_fn=, blocking=)`, what it returns
+        is bound instead of a GroupMethod.
 
         Raises:
             ReservedNameError: a method named like something that the group needs.
@@ -311,7 +313,8 @@ class WorkerGroup(Generic[W, Ref]):
         )
 
     def __getattr__(self, name: str) -> Any:
-        # Only what is nowhere else comes here: private names must stay plain AttributeErrors while a group is built.
+        # Only what is nowhere else comes here: private names must stay plain AttributeErrors while a group is
+        # built.
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         raise self._unknown(name)
