@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Generic, Self, Unpack, overload
 
 from verl_dispatch.call_future import CallFuture
 from verl_dispatch.method import RegisteredMethod
 from verl_dispatch.modes import Execute
-from verl_dispatch.options import DEFAULT_OPTIONS, CallOptions
+from verl_dispatch.options import DEFAULT_OPTIONS, CallOptions, OptionChanges
 from verl_dispatch.plan import CallPlan
 from verl_dispatch.planners import CallContext, Planner, choose_planner
 from verl_dispatch.registry import DispatchMode, functions_of
 from verl_dispatch.tracing import traced_call
+from verl_dispatch.typed_methods import GP, D_co, G_co, R_co
 from verl_dispatch.worker_trims import with_worker_trims
 
 __all__ = ["GroupMethod"]
 
 
-class GroupMethod:
+class GroupMethod(Generic[GP, R_co, G_co, D_co]):
     """One registered method, bound to a group.
 
     Calling it does what `register` said about blocking; `call` always waits, `submit` and `stream` never do,
@@ -33,7 +34,8 @@ class GroupMethod:
         self._options = options
         self._context = CallContext.of(group, method, options)
         self._blocking = method.blocking if options.blocking is None else options.blocking
-        self._pair: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+        self._dispatch_fn: Callable[..., Any] | None = None
+        self._collect_fn: Callable[..., Any] | None = None
         self._planner: Planner | None = None
         self.__name__ = method.name
         self.__qualname__ = method.function.__qualname__
@@ -42,19 +44,23 @@ class GroupMethod:
         self.__wrapped__ = method.function
         self.__signature__ = method.signature
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: GP.args, **kwargs: GP.kwargs) -> D_co:
         """Runs the method on the workers; waits for the result unless registered with `blocking=False`."""
+        result: D_co
         if self._blocking:
-            return self.call(*args, **kwargs)
+            result = self.call(*args, **kwargs)  # type: ignore[assignment]
+            return result
         plan = with_worker_trims(self._usable_plan(args, kwargs))
         # Says that the caller gets futures: others may read the answers, so a backend can prepare them for
         # that.
         pendings = self._group._send(plan, self._options.changed(blocking=False))
         if plan.collect.kind == "batch":
-            return self._group._data_future(plan, pendings)
-        return plan.collect.arrange(self._group._futures(plan, pendings))
+            result = self._group._data_future(plan, pendings)
+        else:
+            result = plan.collect.arrange(self._group._futures(plan, pendings))
+        return result
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, *args: GP.args, **kwargs: GP.kwargs) -> G_co:
         """Runs the method and waits for its result.
 
         Raises:
@@ -62,41 +68,51 @@ class GroupMethod:
             CallTimeout: no result within `timeout_s`.
         """
         group = self._group
+        result: G_co
         if group._recorders:
-            return traced_call(group, self, args, kwargs)
+            result = traced_call(group, self, args, kwargs)
+            return result
         plan = self._usable_plan(args, kwargs)
         outputs = group._wait(plan, group._send(plan, self._options), self._options.timeout_s)
-        return plan.collect.collect(outputs)
+        result = plan.collect.collect(outputs)
+        return result
 
-    def submit(self, *args: Any, **kwargs: Any) -> CallFuture[Any]:
+    def submit(self, *args: GP.args, **kwargs: GP.kwargs) -> CallFuture[G_co]:
         """Starts the method and returns a future of its result: `result(timeout)`, or `await` it."""
         plan = self._usable_plan(args, kwargs)
         return CallFuture(self._group, plan, self._group._send(plan, self._options), self._options.timeout_s)
 
-    def stream(self, *args: Any, **kwargs: Any) -> Iterator[tuple[int, Any]]:
+    def stream(self, *args: GP.args, **kwargs: GP.kwargs) -> Iterator[tuple[int, R_co]]:
         """Starts the method and gives `(rank, answer)` as the answers come, padding taken off."""
         plan = self._usable_plan(args, kwargs)
         pendings = self._group._send(plan, self._options)
         return self._parts(plan, self._group._stream(plan, pendings, self._options.timeout_s))
 
-    def plan(self, *args: Any, **kwargs: Any) -> CallPlan:
+    def plan(self, *args: GP.args, **kwargs: GP.kwargs) -> CallPlan:
         """What a call with these arguments would do; nothing is sent, unless a mesh is not known yet."""
-        method = self._method
-        pair = functions_of(method.dispatch_mode)
-        dispatch_fn, collect_fn = pair["dispatch_fn"], pair["collect_fn"]
-        if self._pair is None or self._pair[0] is not dispatch_fn or self._pair[1] is not collect_fn:
-            self._planner = choose_planner(self._context, dispatch_fn, collect_fn)
-            self._pair = (dispatch_fn, collect_fn)
-        return self._planner(self._context, args, kwargs)  # type: ignore[misc]
+        return self._plan(args, kwargs)
 
-    def options(self, **changes: Any) -> GroupMethod:
+    # Who runs the method and whether the call waits decide its types, which are then not known.
+    @overload
+    def options(self, **changes: Unpack[OptionChanges]) -> Self: ...
+    @overload
+    def options(
+        self, *, blocking: bool | None, execute_mode: None = None, **changes: Unpack[OptionChanges]
+    ) -> GroupMethod[GP, R_co, G_co, Any]: ...
+    @overload
+    def options(
+        self, *, execute_mode: Execute, blocking: bool | None = None, **changes: Unpack[OptionChanges]
+    ) -> GroupMethod[..., Any, Any, Any]: ...
+    def options(self, **changes: Any) -> Any:
         """The same method with options changed: see `CallOptions`.
 
         Raises:
             CallOptionError: an unknown option, or a value that it cannot have.
             RefusedPairError: an execute mode that does not go with the dispatch mode.
         """
-        changed = GroupMethod(self._group, self._method, self._options.changed(**changes))
+        changed: GroupMethod[GP, R_co, G_co, D_co] = GroupMethod(
+            self._group, self._method, self._options.changed(**changes)
+        )
         pair = functions_of(self._method.dispatch_mode)
         choose_planner(changed._context, pair["dispatch_fn"], pair["collect_fn"])
         return changed
@@ -125,8 +141,18 @@ class GroupMethod:
         return f"<{self.__name__}{self.__signature__} of {self._group!r}, {self._context.mode}>"
 
     def _usable_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
-        self._group._check_usable(self.__name__)
-        return self.plan(*args, **kwargs)
+        self._group._check_usable(self._method.name)
+        return self._plan(args, kwargs)
+
+    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
+        # The registry may change between calls; whether it has is seen by looking at the two functions.
+        pair = functions_of(self._method.dispatch_mode)
+        dispatch_fn, collect_fn = pair["dispatch_fn"], pair["collect_fn"]
+        planner = self._planner
+        if planner is None or self._dispatch_fn is not dispatch_fn or self._collect_fn is not collect_fn:
+            planner = self._planner = choose_planner(self._context, dispatch_fn, collect_fn)
+            self._dispatch_fn, self._collect_fn = dispatch_fn, collect_fn
+        return planner(self._context, args, kwargs)
 
     @staticmethod
     def _parts(plan: CallPlan, answers: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:

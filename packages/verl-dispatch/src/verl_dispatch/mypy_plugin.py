@@ -39,7 +39,7 @@ from mypy.types import (
     get_proper_type,
 )
 
-GROUPS: Final = {"verl_dispatch.worker_group.WorkerGroup"}
+GROUPS: Final = {"verl_dispatch.worker_group.WorkerGroup", "verl_dispatch.worker_group.MethodNames"}
 REGISTERED: Final = "verl_dispatch.typed_access.Registered"
 MODE: Final = "verl_dispatch.typed_modes.Mode"
 ARG: Final = "verl_dispatch.typed_modes.Arg"

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from verl_dispatch.errors import CallOptionError
 from verl_dispatch.modes import Execute
 
 __all__ = ["DEFAULT_OPTIONS", "CallOptions"]
+
+
+class OptionChanges(TypedDict, total=False):
+    """The options that leave the types of a call as they are; see `CallOptions`."""
+
+    timeout_s: float | None
+    uneven: Literal["balanced"] | None
+    balance: str | None
+    equal_size: bool
+    auto_padding: bool | None
+    read_only: bool | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,9 @@ class CallTrace:
         self._recorders.remove(self)
 
 
-def traced_call(group: Any, method: GroupMethod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def traced_call(
+    group: Any, method: GroupMethod[..., Any, Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """A blocking call whose stages are timed."""
     timer = CallTimer()
     token = _TIMER.set(timer)
@@ -107,7 +109,11 @@ def traced_call(group: Any, method: GroupMethod, args: tuple[Any, ...], kwargs: 
 
 
 def _run(
-    group: Any, method: GroupMethod, args: tuple[Any, ...], kwargs: dict[str, Any], timer: CallTimer
+    group: Any,
+    method: GroupMethod[..., Any, Any, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    timer: CallTimer,
 ) -> Any:
     from verl_dispatch.sharing import bytes_of_answers, bytes_of_calls
 

@@ -24,6 +24,7 @@ from typing import (
 from verl_dispatch.typed_modes import Mode, Ref
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
     from verl_protocol import DataProtoFuture
 
     from verl_dispatch.markers import Broadcast
@@ -43,6 +44,14 @@ R_co = TypeVar("R_co", covariant=True)
 G_co = TypeVar("G_co", covariant=True)
 D_co = TypeVar("D_co", covariant=True)
 B_co = TypeVar("B_co", bound=bool, covariant=True)
+
+if TYPE_CHECKING:
+    # A group without parameters is a group of anything.
+    GroupWorker = TypeVarWithDefault("GroupWorker", default=Any)
+    GroupRef = TypeVarWithDefault("GroupRef", default=Any)
+else:
+    GroupWorker = TypeVar("GroupWorker")
+    GroupRef = TypeVar("GroupRef")
 
 
 class Method(Generic[W_contra, GP, R_co, G_co, D_co, B_co]):

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
     from verl_protocol import DataProto, DataProtoFuture
 
-    from verl_dispatch.modes import Dispatch, Execute
     from verl_dispatch.markers import Broadcast
+    from verl_dispatch.modes import Dispatch, Execute
 else:
     # A mode is a value at run time; these classes are then only names.
     class Dispatch: ...

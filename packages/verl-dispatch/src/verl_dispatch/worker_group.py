@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, cast, overload
 
 from verl_protocol import DataProtoFuture
 
+from verl_dispatch.call_future import CallFuture
 from verl_dispatch.collectors import LIST, SINGLE
 from verl_dispatch.errors import UnknownMethodError
 from verl_dispatch.group_method import GroupMethod
@@ -20,11 +21,10 @@ from verl_dispatch.planners import all_ranks
 from verl_dispatch.registry import functions_of, get_predefined_execute_fn
 from verl_dispatch.resource_pool import ResourcePool
 from verl_dispatch.tracing import CallTrace
+from verl_dispatch.typed_methods import GP, A, D, G, GroupRef, GroupWorker, Method, R
+from verl_dispatch.typed_modes import Ref
 
 __all__ = ["RESERVED_NAMES", "MethodNames", "WorkerGroup"]
-
-W = TypeVar("W")
-Ref = TypeVar("Ref")
 
 RESERVED_NAMES = frozenset(
     {
@@ -67,12 +67,12 @@ RESERVED_NAMES = frozenset(
 """Names that every group needs for itself; a worker method of such a name cannot be registered."""
 
 
-class WorkerGroup(Generic[W, Ref]):
+class WorkerGroup(Generic[GroupWorker, GroupRef]):
     """Many workers, called as one: `group.method(...)` for every registered method of the worker class.
 
     A subclass is a backend. It calls `_bind_worker_method(worker_class)` once it knows its `world_size`, and
-    supplies the methods under "what a backend supplies"; everything else is done here. `W` is the worker
-    class, `Ref` what a non-blocking call returns for one worker.
+    supplies the methods under "what a backend supplies"; everything else is done here. `GroupWorker` is the
+    worker class, `GroupRef` what a non-blocking call returns for one worker.
     """
 
     _world_size: int = 0
@@ -85,7 +85,7 @@ class WorkerGroup(Generic[W, Ref]):
             self._world_size = resource_pool.world_size
         self._dispatch_info: dict[str, Sequence[int]] = {}
         self._collect_info: dict[str, Sequence[bool]] = {}
-        self._methods: dict[str, GroupMethod] = {}
+        self._methods: dict[str, GroupMethod[..., Any, Any, Any]] = {}
         self._recorders: list[CallTrace] = []
         self._worker_class: type | None = None
 
@@ -152,7 +152,7 @@ class WorkerGroup(Generic[W, Ref]):
         return self._world_size
 
     @property
-    def methods(self) -> MethodNames:
+    def methods(self) -> MethodNames[GroupWorker, GroupRef]:
         """The registered methods as attributes, and nothing else."""
         return MethodNames(self)
 
@@ -178,12 +178,12 @@ class WorkerGroup(Generic[W, Ref]):
         plan = self._raw_plan(method_name, all_ranks(self.world_size), args, kwargs)
         return self._wait(plan, self._send(plan, DEFAULT_OPTIONS), None)
 
-    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[Ref]:
+    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[GroupRef]:
         """As `execute_all_sync`, but returns one future per worker at once."""
         plan = self._raw_plan(method_name, all_ranks(self.world_size), args, kwargs)
         return self._futures(plan, self._send(plan, DEFAULT_OPTIONS))
 
-    def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[Ref]:
+    def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[GroupRef]:
         """The same as `execute_all_async`."""
         return self.execute_all_async(method_name, *args, **kwargs)
 
@@ -192,13 +192,13 @@ class WorkerGroup(Generic[W, Ref]):
         plan = self._raw_plan(method_name, (0,), args, kwargs)
         return self._wait(plan, self._send(plan, DEFAULT_OPTIONS), None)[0]
 
-    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Ref:
+    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> GroupRef:
         """As `execute_rank_zero_sync`, but returns a future at once."""
         plan = self._raw_plan(method_name, (0,), args, kwargs)
-        future: Ref = self._futures(plan, self._send(plan, DEFAULT_OPTIONS))[0]
+        future: GroupRef = self._futures(plan, self._send(plan, DEFAULT_OPTIONS))[0]
         return future
 
-    def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> Ref:
+    def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> GroupRef:
         """The same as `execute_rank_zero_async`."""
         return self.execute_rank_zero_async(method_name, *args, **kwargs)
 
@@ -211,26 +211,52 @@ class WorkerGroup(Generic[W, Ref]):
 
     # --- typed verbs: the method is named by the function on the worker class ------------------------------
 
-    def call(self, method: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Any:
-        """Runs a method given as `WorkerClass.method` or by name, and waits for its result."""
-        return self.bind(method).call(*args, **kwargs)
+    def call(
+        self, method: Method[GroupWorker, GP, Any, G, Any, Any], /, *args: GP.args, **kwargs: GP.kwargs
+    ) -> G:
+        """Runs a method given as `WorkerClass.method` and waits for its result."""
+        result: G = self._bound(method).call(*args, **kwargs)
+        return result
 
-    def submit(self, method: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Any:
-        """Starts a method given as `WorkerClass.method` or by name; a future of its result."""
-        return self.bind(method).submit(*args, **kwargs)
+    def submit(
+        self, method: Method[GroupWorker, GP, Any, G, Any, Any], /, *args: GP.args, **kwargs: GP.kwargs
+    ) -> CallFuture[G]:
+        """Starts a method given as `WorkerClass.method`; a future of its result."""
+        return self._bound(method).submit(*args, **kwargs)
 
     def stream(
-        self, method: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
-    ) -> Iterator[tuple[int, Any]]:
-        """Starts a method given as `WorkerClass.method` or by name; `(rank, answer)` as the answers come."""
-        return self.bind(method).stream(*args, **kwargs)
+        self, method: Method[GroupWorker, GP, R, Any, Any, Any], /, *args: GP.args, **kwargs: GP.kwargs
+    ) -> Iterator[tuple[int, R]]:
+        """Starts a method given as `WorkerClass.method`; `(rank, answer)` as the answers come."""
+        return self._bound(method).stream(*args, **kwargs)
 
-    def bind(self, method: Callable[..., Any] | str, /) -> GroupMethod:
+    @overload
+    def bind(self, method: str, /) -> GroupMethod[..., Any, Any, Any]: ...
+    @overload
+    def bind(
+        self, method: Method[GroupWorker, GP, R, G, Any, Literal[True]], /
+    ) -> GroupMethod[GP, R, G, G]: ...
+    @overload
+    def bind(
+        self, method: Method[GroupWorker, GP, R, G, list[Ref[A]], Literal[False]], /
+    ) -> GroupMethod[GP, R, G, list[GroupRef]]: ...
+    @overload
+    def bind(
+        self, method: Method[GroupWorker, GP, R, G, Ref[A], Literal[False]], /
+    ) -> GroupMethod[GP, R, G, GroupRef]: ...
+    @overload
+    def bind(
+        self, method: Method[GroupWorker, GP, R, G, D, Literal[False]], /
+    ) -> GroupMethod[GP, R, G, D]: ...
+    def bind(self, method: Any, /) -> Any:
         """The bound method for `WorkerClass.method` or a name.
 
         Raises:
             UnknownMethodError: the group's worker class has no such registered method.
         """
+        return self._bound(method)
+
+    def _bound(self, method: Any) -> GroupMethod[..., Any, Any, Any]:
         name = method if isinstance(method, str) else getattr(method, "__name__", repr(method))
         found = self._methods.get(name)
         if found is None:
@@ -238,9 +264,9 @@ class WorkerGroup(Generic[W, Ref]):
         return found
 
     @property
-    def on(self) -> Any:
+    def on(self) -> type[GroupWorker]:
         """The registered methods, for type checkers those of the worker class."""
-        return MethodNames(self)
+        return cast("type[GroupWorker]", MethodNames(self))
 
     # --- meshes --------------------------------------------------------------------------------------------
 
@@ -286,7 +312,7 @@ class WorkerGroup(Generic[W, Ref]):
         self._worker_class = user_defined_cls
         found = self._registered_methods(user_defined_cls)
         for name, method in found.items():
-            bound = GroupMethod(self, method)
+            bound: GroupMethod[..., Any, Any, Any] = GroupMethod(self, method)
             self._methods[name] = bound
             function = bound if func_generator is None else self._generated(func_generator, method)
             # A group subclass that defines the name itself means to be asked first.
@@ -312,7 +338,7 @@ class WorkerGroup(Generic[W, Ref]):
             blocking=method.blocking,
         )
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> GroupMethod[..., Any, Any, Any]:
         # Only what is nowhere else comes here: private names must stay plain AttributeErrors while a group is
         # built.
         if name.startswith("_"):
@@ -333,17 +359,17 @@ class WorkerGroup(Generic[W, Ref]):
         return f"<{self._label()}{prefix} of {self.world_size}>"
 
 
-class MethodNames:
+class MethodNames(Generic[GroupWorker, GroupRef]):
     """The registered methods of a group as attributes: `group.methods.update(...)`."""
 
-    def __init__(self, group: WorkerGroup[Any, Any]) -> None:
+    def __init__(self, group: WorkerGroup[GroupWorker, GroupRef]) -> None:
         self._group = group
 
-    def __getattr__(self, name: str) -> GroupMethod:
+    def __getattr__(self, name: str) -> GroupMethod[..., Any, Any, Any]:
         return self._group.bind(name)
 
     def __dir__(self) -> list[str]:
         return sorted(self._group._methods)
 
-    def __iter__(self) -> Iterator[GroupMethod]:
+    def __iter__(self) -> Iterator[GroupMethod[..., Any, Any, Any]]:
         return iter(self._group._methods.values())
