@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
@@ -60,8 +62,8 @@ class UnequalPartsError(ValueError):
 
     def __init__(self, num_rows: int, num_parts: int) -> None:
         super().__init__(
-            f"{num_rows} rows cannot be spread over {num_parts} parts of equal size; pad them to a multiple of "
-            f"{num_parts}, or allow sizes to differ"
+            f"{num_rows} rows cannot be spread over {num_parts} parts of equal size; pad them to a multiple "
+            f"of {num_parts}, or allow sizes to differ"
         )
 
 
@@ -70,3 +72,295 @@ class WeightsError(ValueError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"cannot balance rows by these weights: {reason}")
+
+
+class BatchTypeError(TypeError):
+    """Something else where a batch takes a TensorDict."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__(
+            f"batch must be a TensorDict or None, got {type(value).__name__}; DataProto.from_dict takes dicts"
+        )
+
+
+class RowCountError(ValueError):
+    """Columns of one batch that have different numbers of rows."""
+
+    def __init__(self, counts: Mapping[str, int], way_out: str = "") -> None:
+        listed = ", ".join(f"{key!r} has {count}" for key, count in counts.items())
+        super().__init__(f"columns differ in their number of rows: {listed}" + (way_out and f"; {way_out}"))
+
+
+class MetaConflictError(ValueError):
+    """Parts that hold different values under one key of meta_info."""
+
+    def __init__(self, key: str, values: Mapping[int | str, Any]) -> None:
+        listed = ", ".join(f"{where} has {short(value)}" for where, value in _named(values).items())
+        super().__init__(
+            f"meta_info[{key!r}] differs: {listed}; drop the key, or declare how to join it, for example "
+            f'merge={{{key!r}: "list"}} (first, list, mean, sum, min, max or a callable)'
+        )
+
+
+def _named(values: Mapping[int | str, Any]) -> dict[str, Any]:
+    return {f"part {where}" if isinstance(where, int) else where: value for where, value in values.items()}
+
+
+class MetricsError(ValueError):
+    """Metrics of a form that cannot be joined or reduced."""
+
+    def __init__(self, value: object, reason: str = "") -> None:
+        expected = reason or "metrics must be a dict, a list of dicts or a dict of lists"
+        super().__init__(f"{expected}, got {short(value)}")
+
+
+class UnknownRuleError(ValueError):
+    """A merge rule that does not exist."""
+
+    def __init__(self, key: str, rule: object, known: Sequence[str]) -> None:
+        super().__init__(f"no rule {short(rule)} for {key!r}: give a callable or one of {', '.join(known)}")
+
+
+class ColumnTypeError(TypeError, ValueError):
+    """A value that cannot be a column."""
+
+    def __init__(self, key: str, value: object, reason: str) -> None:
+        super().__init__(f"column {key!r}: {reason} (got {type(value).__name__})")
+
+
+class NotBatchesError(TypeError):
+    """Something else where batches are expected."""
+
+    def __init__(self, found: Sequence[str], is_batch: bool) -> None:
+        given = "one DataProto; put it in a list" if is_batch else f"{list(found)}"
+        super().__init__(f"expected DataProto objects, got {given}")
+
+
+class ScalarColumnError(ValueError):
+    """A tensor or array without dimensions where one with rows is needed."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"column {key!r} has no dimensions, so it has no rows; one value for all goes to meta_info"
+        )
+
+
+class DeviceMixError(ValueError):
+    """Columns of one batch on several devices."""
+
+    def __init__(self, devices: Mapping[str, str]) -> None:
+        listed = ", ".join(f"{key!r} on {device}" for key, device in devices.items())
+        super().__init__(f"all columns of a batch must be on one device: {listed}")
+
+
+class KeyCollisionError(ValueError):
+    """One key for two different things."""
+
+    def __init__(self, keys: Sequence[str], what: str) -> None:
+        super().__init__(f"{list(keys)} cannot name both {what}")
+
+
+class BatchDimsError(ValueError):
+    """A batch whose rows would not be its first dimension."""
+
+    def __init__(self, given: object) -> None:
+        super().__init__(
+            f"a DataProto has rows along one batch dimension, got {given}; only num_batch_dims=1 is supported, "
+            "use fold_batch_dim and unfold_batch_dim to regroup rows"
+        )
+
+
+class UnknownKeyError(KeyError):
+    """A key that the batch does not have."""
+
+    def __init__(self, keys: Sequence[str], kind: str, known: Iterable[str]) -> None:
+        self.message = (
+            f"no {kind} {', '.join(repr(key) for key in keys)}; there are {sorted(map(str, known))}"
+        )
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        # KeyError shows its message as a repr, quotes and all.
+        return self.message
+
+
+class KeyListError(ValueError):
+    """Old and new names that do not pair up."""
+
+    def __init__(self, old_keys: object, new_keys: object) -> None:
+        super().__init__(
+            f"each old key needs one new key of its own, got {short(old_keys)} and {short(new_keys)}"
+        )
+
+
+class RenameCollisionError(KeyError, ValueError):
+    """A new name that another column has already."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self.message = (
+            f"cannot rename to {list(keys)}: columns of that name exist and are not themselves renamed"
+        )
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class NothingToConcatError(ValueError):
+    """An empty list of parts."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "nothing to concatenate: the list of parts is empty, so there are no columns to go by"
+        )
+
+
+class MissingColumnsError(ValueError):
+    """Parts that do not have the same columns."""
+
+    def __init__(self, kind: str, keys: Mapping[int | str, Sequence[str]]) -> None:
+        everywhere = set.intersection(*(set(found) for found in keys.values()))
+        extra = {where: [key for key in found if key not in everywhere] for where, found in keys.items()}
+        listed = ", ".join(
+            f"{where} has {found}"
+            if found
+            else f"{where} has {'none of these' if everywhere else f'no {kind}'}"
+            for where, found in _named(extra).items()
+        )
+        shared = f" besides {sorted(everywhere)}" if everywhere else ""
+        super().__init__(f"parts differ in their {kind}{shared}: {listed}")
+
+
+class ColumnMismatchError(ValueError):
+    """A column that is of another kind in another part."""
+
+    def __init__(self, key: str, what: str, found: Mapping[int | str, object]) -> None:
+        listed = ", ".join(f"{where} has {value}" for where, value in _named(found).items())
+        way_out = f"; concat(..., pad={{{key!r}: 0}}) widens shorter rows" if what == "row shape" else ""
+        super().__init__(f"column {key!r} differs in its {what}: {listed}{way_out}")
+
+
+class UnionRowsError(ValueError):
+    """Two batches of different rows where the same rows get more columns."""
+
+    def __init__(self, first: int, second: int) -> None:
+        fewer, more = sorted((first, second))
+        times = more // fewer if fewer and more % fewer == 0 else 0
+        hint = f"; did you mean repeat({times})?" if times else ""
+        super().__init__(
+            f"union adds columns to the same rows, but there are {first} rows vs {second} rows{hint}"
+        )
+
+
+def _row(column: Any, row: int) -> str:
+    return short(column[row])
+
+
+class UnionValueError(ValueError):
+    """A column that two batches hold with different values."""
+
+    def __init__(self, key: str, row: int | None, first: Any, second: Any) -> None:
+        where = "" if row is None else f" first in row {row}: {_row(first, row)} and {_row(second, row)}"
+        super().__init__(
+            f"column {key!r} is in both batches and differs{where}; drop it from one, or rename it"
+        )
+
+
+class PadPolicyError(ValueError):
+    """An unknown source of pad rows."""
+
+    def __init__(self, policy: object) -> None:
+        super().__init__(f"policy must be 'repeat', 'last' or 'zeros', got {short(policy)}")
+
+
+class NoRowToPadWithError(ValueError):
+    """Pad rows asked for where there is no row to go by."""
+
+    def __init__(self, pad_size: int) -> None:
+        super().__init__(f"cannot add {pad_size} pad rows to a batch without rows: there is no row to repeat")
+
+
+class UnpadError(ValueError):
+    """More pad rows to take off than there are rows."""
+
+    def __init__(self, pad_size: int, num_rows: int) -> None:
+        super().__init__(f"cannot take {pad_size} pad rows off a batch of {num_rows} rows")
+
+
+class UnevenMiniBatchError(ValueError):
+    """Rows that do not divide into mini-batches."""
+
+    def __init__(self, num_rows: int, size: int) -> None:
+        super().__init__(
+            f"{num_rows} rows do not divide into mini-batches of {size}; pass drop_last=False for a shorter last "
+            f"one, drop_last=True to leave {num_rows % size} rows out, or pad the batch to a multiple of {size}"
+        )
+
+
+class IteratorOptionError(TypeError):
+    """An option of DataLoader that has no meaning here."""
+
+    def __init__(self, options: Sequence[str], known: Sequence[str]) -> None:
+        super().__init__(
+            f"dataloader_kwargs {list(options)} cannot be honoured: batches are cut in this process, without a "
+            f"DataLoader; known are {list(known)}"
+        )
+
+
+class UnevenChunksError(ValueError):
+    """Rows that do not divide into equal chunks."""
+
+    def __init__(self, num_rows: int, chunks: int) -> None:
+        super().__init__(
+            f"{num_rows} rows cannot be cut into {chunks} equal chunks (only support equal chunk); use "
+            f"chunk({chunks}, uneven=True), pad_dataproto_to_divisor(data, {chunks}), or auto_padding=True"
+        )
+
+
+class RepeatCountsError(ValueError):
+    """Repeat counts that do not match the rows."""
+
+    def __init__(self, num_rows: int, counts: int) -> None:
+        super().__init__(
+            f"one count per row is needed: {num_rows} rows, {counts} count{'' if counts == 1 else 's'}"
+        )
+
+
+class FoldError(ValueError):
+    """Rows or columns that cannot be regrouped."""
+
+    def __init__(self, key: str | None, reason: str) -> None:
+        super().__init__(reason if key is None else f"column {key!r}: {reason}")
+
+
+class UnlikeDictsError(KeyError, ValueError):
+    """Dicts with different keys where each key becomes one list."""
+
+    def __init__(self, place: int, expected: Sequence[str], found: Sequence[str]) -> None:
+        self.message = (
+            f"all dicts need the same keys: number 0 has {list(expected)}, number {place} {list(found)}"
+        )
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class MissingValueError(ValueError):
+    """A row that has no tensor for a column of tensors."""
+
+    def __init__(self, key: str, row: int, value: object) -> None:
+        super().__init__(
+            f"row {row} has no tensor for {key!r} (got {short(value)}); give one for all such rows with "
+            f"fill={{{key!r}: tensor}}"
+        )
+
+
+class RaggedRowsError(ValueError):
+    """Rows of different shapes in a column that was not declared ragged."""
+
+    def __init__(self, key: str, shapes: Sequence[tuple[int, ...]]) -> None:
+        super().__init__(
+            f"rows of {key!r} have different shapes: {sorted(set(shapes))}; declare ragged={{{key!r}}} for a jagged "
+            "column, or pad them"
+        )

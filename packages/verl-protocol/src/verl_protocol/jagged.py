@@ -107,7 +107,7 @@ def take_jagged(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 def concat_jagged(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The rows of all tensors, one after the other; all have the same ragged dimension."""
-    parts = [_compact(tensor) for tensor in tensors]
+    parts = [compact_parts(tensor) for tensor in tensors]
     dim = parts[0].dim
     if any(part.dim != dim for part in parts):
         raise ValueError(f"cannot concatenate jagged tensors with ragged dims {[part.dim for part in parts]}")
@@ -116,15 +116,15 @@ def concat_jagged(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return build_jagged(values, offsets_of(lengths), dim)
 
 
-def _compact(tensor: torch.Tensor) -> JaggedParts:
-    """The tensor's parts such that its rows fill its values from end to end."""
+def compact_parts(tensor: torch.Tensor) -> JaggedParts:
+    """The tensor's parts, its values cut or gathered such that rows fill them from end to end."""
     parts = jagged_parts(tensor)
     if parts.lengths is not None:
         every_row = torch.arange(num_jagged_rows(tensor), device=parts.offsets.device)
         return jagged_parts(take_jagged(tensor, every_row))
     first, last = int(parts.offsets[0]), int(parts.offsets[-1])
     values = parts.values.narrow(parts.dim - 1, first, last - first)
-    return parts._replace(values=values)
+    return parts._replace(values=values, offsets=parts.offsets - first if first else parts.offsets)
 
 
 def repeat_jagged(tensor: torch.Tensor, times: int, interleave: bool) -> torch.Tensor:

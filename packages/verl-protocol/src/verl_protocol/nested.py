@@ -33,7 +33,7 @@ def map_rows(value: Any, num_rows: int, operation: Callable[[Any], Any]) -> Any:
     from tensordict import NonTensorData, NonTensorStack
 
     if isinstance(value, NonTensorStack):
-        return _stack(operation(object_column(value.tolist())))
+        return stack_rows(operation(object_column(value.tolist())).tolist())
     if isinstance(value, NonTensorData):
         return NonTensorData(value.data, batch_size=[num_rows, *value.batch_size[1:]])
     if not is_tensordict(value):
@@ -46,7 +46,7 @@ def concat_rows(values: Sequence[Any], concat: Callable[[Sequence[Any]], Any]) -
     from tensordict import NonTensorData, NonTensorStack
 
     if all(isinstance(value, (NonTensorData, NonTensorStack)) for value in values):
-        return _stack(object_column([item for value in values for item in rows_of(value)]))
+        return stack_rows([item for value in values for item in rows_of(value)])
     first, count = values[0], sum(value.shape[0] for value in values)
     keys = list(first.keys())
     return _rebuild(first, count, {key: concat([value.get(key) for value in values]) for key in keys})
@@ -62,12 +62,11 @@ def rows_of(value: Any) -> list[Any]:
     return [value.data] * value.shape[0]
 
 
-def _stack(column: NDArray[Any]) -> Any:
-    from tensordict import NonTensorData, NonTensorStack
+def stack_rows(items: Sequence[Any]) -> Any:
+    """Non-tensor data with one entry per row, also for no rows and for equal entries."""
+    from tensordict import NonTensorStack
 
-    if len(column) == 0:
-        return NonTensorData(None, batch_size=[0])
-    return NonTensorStack(*column.tolist())
+    return NonTensorStack(*items)
 
 
 def _rebuild(model: Any, num_rows: int, entries: dict[str, Any]) -> Any:

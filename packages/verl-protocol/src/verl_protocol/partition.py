@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, chain
 from typing import Any
 
@@ -44,12 +45,12 @@ class Partition:
 
     parts: tuple[tuple[int, ...], ...]
 
-    @property
+    @cached_property
     def order(self) -> tuple[int, ...]:
         """The rows of all parts, one part after the other."""
         return tuple(chain.from_iterable(self.parts))
 
-    @property
+    @cached_property
     def inverse(self) -> tuple[int, ...]:
         """Where each row lies in `order`."""
         return tuple(np.argsort(np.array(self.order, dtype=np.int64)).tolist())
@@ -112,7 +113,7 @@ class _Candidate:
 
 
 def _differencing(weights: list[float], num_parts: int, equal_size: bool) -> Sequence[Sequence[int]]:
-    """Karmarkar-Karp: merge the two candidates that are most out of balance, heavy against light, until one is left."""
+    """Karmarkar-Karp: merge the two candidates most out of balance, heavy against light, until one is left."""
     candidates = _equal_size_seeds(weights, num_parts) if equal_size else _seeds(weights, num_parts)
     if not candidates:
         return [()] * num_parts

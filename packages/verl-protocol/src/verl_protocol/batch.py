@@ -1,0 +1,404 @@
+"""`DataProto`: the batch that travels between a driver and its workers.
+
+The class says what can be done and promises how; the work is done by the other files of this package.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import torch
+from numpy.typing import NDArray
+
+from verl_protocol import (
+    columns,
+    combining,
+    conversion,
+    describing,
+    equality,
+    moving,
+    selecting,
+)
+from verl_protocol.batch_rows import BatchRows
+from verl_protocol.errors import (
+    BatchDimsError,
+    ColumnTypeError,
+    NotBatchesError,
+    UnknownKeyError,
+)
+from verl_protocol.metadata import MergeRule, copy_meta
+from verl_protocol.selecting import Keys
+from verl_protocol.state import BatchField, Columns
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+D = TypeVar("D", bound="DataProto")
+
+
+@dataclass(eq=False, repr=False)
+class DataProto(BatchRows):
+    """A batch: tensor columns, non-tensor columns and meta_info, all columns with the same rows.
+
+    Slices are views of the storage; index lists, masks and negative steps copy. No result shares its
+    `meta_info` or column dicts with another batch; the objects in object columns are shared, never copied.
+
+    The constructor takes its containers as they are and checks them; every other way to make a batch copies
+    them.
+
+    Attributes:
+        batch: the tensor columns, dense or jagged, with one batch dimension; None if there are none.
+        non_tensor_batch: numpy columns, one entry per row along their first axis.
+        meta_info: facts about the batch as a whole; `metrics` in it stays per part.
+
+    Raises:
+        RowCountError: columns have different numbers of rows.
+        KeyCollisionError: a tensor and a non-tensor column have the same key.
+        ColumnTypeError: a non-tensor column is no array.
+
+    >>> data = DataProto.from_dict(tensors={"a": torch.arange(4)}, non_tensors={"s": list("wxyz")})
+    >>> len(data), data[1:3].batch["a"].tolist(), data[[3, 0]].non_tensor_batch["s"].tolist()
+    (4, [1, 2], ['z', 'w'])
+    """
+
+    batch: BatchField = BatchField()
+    non_tensor_batch: dict[str, NDArray[Any]] = field(default_factory=dict)
+    meta_info: dict[str, Any] = field(default_factory=dict)
+
+    def __init__(
+        self,
+        batch: TensorDict | None = None,
+        non_tensor_batch: dict[str, NDArray[Any]] | None = None,
+        meta_info: dict[str, Any] | None = None,
+    ) -> None:
+        self.batch = batch
+        self.non_tensor_batch = {} if non_tensor_batch is None else non_tensor_batch
+        self.meta_info = {} if meta_info is None else meta_info
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        # A dataclass that inherits from this one sets the fields itself and comes straight here.
+        given: dict[str, Any] = self.__dict__
+        for name in ("non_tensor_batch", "meta_info"):
+            given[name] = {} if given[name] is None else given[name]
+        self.check_consistency()
+
+    def check_consistency(self) -> None:
+        """Check that all columns have the same rows and keys of their own.
+
+        Raises:
+            RowCountError, KeyCollisionError, ColumnTypeError, BatchDimsError: as the class says.
+        """
+        tensordict = self._tensordict
+        if tensordict is not None and len(tensordict.batch_size) != 1:
+            raise BatchDimsError(f"batch_size {list(tensordict.batch_size)}")
+        for key, column in self.non_tensor_batch.items():
+            if columns.array_column(key, column) is not column:
+                raise ColumnTypeError(
+                    key, column, "a non-tensor column must be an array; from_dict takes lists"
+                )
+        tensors = columns.tensor_columns(self._columns()) if tensordict is None else self._columns()
+        known = self._row_count() if self._has_batch() else None
+        columns.check_columns(tensors, self.non_tensor_batch, known)
+
+    # Making batches
+
+    @classmethod
+    def from_dict(
+        cls,
+        tensors: Mapping[str, torch.Tensor] | None = None,
+        non_tensors: Mapping[str, NDArray[Any] | Sequence[Any]] | None = None,
+        meta_info: Mapping[str, Any] | None = None,
+        num_batch_dims: int = 1,
+        auto_padding: bool = False,
+    ) -> Self:
+        """A batch of columns in dicts, which are copied; lists become 1-D columns of the very objects in them.
+
+        Args:
+            num_batch_dims: 1 is the only number of batch dimensions.
+            auto_padding: whether dispatch may pad this batch.
+
+        Raises:
+            ColumnTypeError, ScalarColumnError: a value that has no rows, by its key.
+            RowCountError, KeyCollisionError, DeviceMixError: columns that do not fit together.
+
+        >>> DataProto.from_dict(tensors={"a": torch.zeros(2)}, non_tensors={"chat": [["hi"], ["you"]]})
+        DataProto(2 rows
+          a: float32[2] on cpu
+          chat: object[2]
+          meta_info: {})
+        """
+        if num_batch_dims != 1:
+            raise BatchDimsError(f"num_batch_dims={num_batch_dims}")
+        held = columns.tensor_columns(tensors)
+        arrays = columns.array_columns(non_tensors)
+        count = columns.check_columns(held, arrays)
+        made = cls._make(held if tensors else None, count, arrays, copy_meta(meta_info))
+        made._auto_padding = bool(auto_padding)
+        return made
+
+    @classmethod
+    def _make(
+        cls,
+        tensors: dict[str, torch.Tensor] | None,
+        num_rows: int,
+        non_tensors: dict[str, NDArray[Any]],
+        meta: dict[str, Any],
+        device: torch.device | None = None,
+    ) -> Self:
+        """A batch of containers that nobody else holds, without building a TensorDict."""
+        stand_in: Any = None if tensors is None else Columns(tensors, num_rows, device)
+        made = cls(batch=stand_in, non_tensor_batch=non_tensors, meta_info=meta)
+        if tensors is None:
+            made._num_rows = num_rows
+        return made
+
+    @classmethod
+    def from_single_dict(
+        cls, data: Mapping[str, Any], meta_info: Mapping[str, Any] | None = None, auto_padding: bool = False
+    ) -> Self:
+        """A batch of one dict: tensors become tensor columns, arrays and lists non-tensor columns."""
+        tensors = {key: value for key, value in data.items() if isinstance(value, torch.Tensor)}
+        others = {key: value for key, value in data.items() if key not in tensors}
+        return cls.from_dict(tensors, others, meta_info, auto_padding=auto_padding)
+
+    @classmethod
+    def from_tensordict(
+        cls, tensor_dict: TensorDict, meta_info: Mapping[str, Any] | None = None, num_batch_dims: int = 1
+    ) -> Self:
+        """A batch of a TensorDict: stacks of objects become non-tensor columns, single objects meta_info.
+
+        Tensors share their storage with it. `to_tensordict` leads back.
+
+        Raises:
+            BatchDimsError: it has not one batch dimension.
+            MetaConflictError: `meta_info` and the TensorDict hold different values under one key.
+        """
+        if num_batch_dims != 1:
+            raise BatchDimsError(f"num_batch_dims={num_batch_dims}")
+        tensors, arrays, meta = conversion.parts_of_tensordict(tensor_dict)
+        count = int(tensor_dict.batch_size[0]) if len(tensor_dict.batch_size) else 0
+        merged = combining.union_meta(meta, meta_info or {})
+        return cls._make(tensors, count, arrays, merged, tensor_dict.device)
+
+    def to_tensordict(self) -> TensorDict:
+        """A TensorDict of everything: objects of each row as stacks, meta_info as single objects.
+
+        Tensors share their storage with it. The auto-padding flag does not go along.
+
+        Raises:
+            KeyCollisionError: a meta_info key is also a column.
+        """
+        return conversion.to_tensordict(self)
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        ragged: Collection[str] = (),
+        fill: Mapping[str, Any] | None = None,
+        meta_info: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """A batch of one dict per row, with the keys of all of them.
+
+        Tensors are stacked, so they need equal shapes, whatever their lengths happen to be; the keys in `ragged`
+        become jagged columns, also where all rows have one length. Other values are kept as they are.
+
+        Args:
+            ragged: keys of tensors that differ in their first dimension.
+            fill: what rows without a key get; None for objects, while tensors need a value here.
+
+        >>> data = DataProto.from_rows([{"n": torch.tensor(1), "s": "x"}, {"n": torch.tensor(2)}])
+        >>> data.batch["n"].tolist(), data.non_tensor_batch["s"].tolist()
+        ([1, 2], ['x', None])
+        """
+        tensors, arrays = conversion.columns_from_rows(rows, ragged, fill or {})
+        columns.check_columns(tensors, arrays, len(rows))
+        return cls._make(tensors or None, len(rows), arrays, copy_meta(meta_info))
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One dict per row: tensors as views, objects as they are."""
+        return conversion.to_rows(self)
+
+    # Looking at a batch
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.non_tensor_batch or key in self._columns()
+
+    def __repr__(self) -> str:
+        return describing.describe(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self.equals(other) if isinstance(other, DataProto) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def equals(self, other: object) -> bool:
+        """Whether `other` has the same rows, columns and meta_info; always answers, NaN equals NaN."""
+        if not isinstance(other, DataProto) or len(self) != len(other):
+            return False
+        mine = (self._columns(), self.non_tensor_batch, self.meta_info)
+        return equality.equal(mine, (other._columns(), other.non_tensor_batch, other.meta_info))
+
+    def tensor(self, key: str) -> torch.Tensor:
+        """The tensor column `key`.
+
+        Raises:
+            UnknownKeyError: there is no such tensor column.
+        """
+        tensors = self._columns()
+        if key not in tensors:
+            raise UnknownKeyError([key], selecting.TENSOR, tensors)
+        return tensors[key]
+
+    def column(self, key: str) -> NDArray[Any]:
+        """The non-tensor column `key`.
+
+        Raises:
+            UnknownKeyError: there is no such non-tensor column.
+        """
+        if key not in self.non_tensor_batch:
+            raise UnknownKeyError([key], selecting.NON_TENSOR, self.non_tensor_batch)
+        return self.non_tensor_batch[key]
+
+    def nbytes(self) -> int:
+        """Bytes of all tensors and arrays, those inside objects too; an object that rows share counts once."""
+        from verl_protocol.wire import nbytes_of
+
+        return nbytes_of(self)
+
+    def unique_nbytes(self) -> int:
+        """Bytes of memory behind the batch: as `nbytes`, but columns that share a storage count once."""
+        return describing.storage_nbytes([self._columns(), self.non_tensor_batch, self.meta_info])
+
+    def print_size(self, prefix: str = "") -> None:
+        """Print on one line how much memory tensors and non-tensor columns take."""
+        sys.stdout.write(describing.size_line(self, prefix) + "\n")
+
+    def get_data_info(self) -> str:
+        """All columns and meta_info entries with their types, one a line."""
+        return describing.data_info(self)
+
+    # Joining
+
+    @staticmethod
+    def concat(
+        data: Sequence[D],
+        *,
+        merge: Mapping[str, MergeRule] | None = None,
+        pad: Mapping[str, float] | None = None,
+        pad_side: combining.Side = "right",
+    ) -> D:
+        """The rows of all parts, one part after the other; the same columns in each.
+
+        `metrics` become flat lists in part order. Other meta_info keys must be equal where several parts hold
+        them, unless `merge` names a rule. Parts without rows and columns add their meta_info only.
+
+        Args:
+            merge: how to join a meta_info key: first, list, mean, sum, min, max or a callable on the list.
+            pad: tensor columns that may differ in width, and the value to widen them with.
+
+        Raises:
+            NothingToConcatError: no parts.
+            NotBatchesError: parts that are no DataProto.
+            MissingColumnsError, ColumnMismatchError: columns that do not fit, by key and part.
+            MetaConflictError: parts that disagree about a meta_info key.
+
+        >>> parts = DataProto.from_dict(tensors={"a": torch.arange(4)}).chunk(2)
+        >>> DataProto.concat(parts).batch["a"].tolist()
+        [0, 1, 2, 3]
+        """
+        parts: list[D] = _batches(data)
+        return combining.concat(parts, merge, pad, pad_side)
+
+    def union(self, other: DataProto) -> Self:
+        """Add columns and meta_info of a batch of the same rows to this one, and return this one.
+
+        A key that both have must have equal values. After an error nothing has changed.
+
+        Raises:
+            UnionRowsError: the numbers of rows differ.
+            UnionValueError, MetaConflictError, KeyCollisionError: what both hold differs.
+        """
+        if not isinstance(other, DataProto):
+            raise NotBatchesError([type(other).__name__], False)
+        return combining.union(self, other)
+
+    # Columns
+
+    def select(
+        self,
+        batch_keys: Keys = None,
+        non_tensor_batch_keys: Keys = None,
+        meta_info_keys: Keys = None,
+        deepcopy: bool = False,
+        *,
+        missing_ok: bool = False,
+    ) -> Self:
+        """A batch of some columns and meta_info keys; None takes all of that kind.
+
+        Args:
+            deepcopy: copy tensors, arrays and meta_info instead of sharing them.
+            missing_ok: leave out unknown keys instead of raising.
+
+        Raises:
+            UnknownKeyError: a key that is not there.
+        """
+        return selecting.select(self, batch_keys, non_tensor_batch_keys, meta_info_keys, deepcopy, missing_ok)
+
+    def pop(
+        self, batch_keys: Keys = None, non_tensor_batch_keys: Keys = None, meta_info_keys: Keys = None
+    ) -> Self:
+        """Take columns and meta_info keys out of this batch and return them as another one.
+
+        Raises:
+            UnknownKeyError: a key that is not there; then nothing is taken.
+        """
+        return selecting.pop(self, batch_keys, non_tensor_batch_keys, meta_info_keys)
+
+    def rename(self, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> Self:
+        """Rename columns of this batch, all at once, and return it; names may be swapped.
+
+        Raises:
+            UnknownKeyError: an old name that is not there.
+            RenameCollisionError: a new name that another column has.
+            KeyListError: not one new name for each old one.
+        """
+        return selecting.rename(self, old_keys, new_keys)
+
+    def to(self, device: torch.device | str | int, *, objects: bool = False) -> Self:
+        """Move this batch to a device and return it; all copies are finished by then.
+
+        Args:
+            objects: move tensors inside object columns too.
+        """
+        return moving.to_device(self, device, objects)
+
+    # Copies and files
+
+    def __copy__(self) -> Self:
+        return self.slice()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = self._with(None, self._row_count(), {}, {})
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self._private(), memo))
+        tensors = copy.deepcopy(self._columns(), memo) if self._has_batch() else None
+        made._set_columns(tensors, self._row_count(), self._batch_device())
+        made.non_tensor_batch = copy.deepcopy(self.non_tensor_batch, memo)
+        made.meta_info = copy.deepcopy(self.meta_info, memo)
+        return made
+
+
+def _batches(data: Any) -> list[Any]:
+    if isinstance(data, DataProto):
+        raise NotBatchesError([], is_batch=True)
+    parts = list(data)
+    if not all(isinstance(part, DataProto) for part in parts):
+        raise NotBatchesError([type(part).__name__ for part in parts], is_batch=False)
+    return parts

@@ -1,0 +1,81 @@
+"""One row of a batch, and batches made of such rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from verl_protocol import jagged
+from verl_protocol.columns import column_of, jagged_of
+from verl_protocol.conversion import list_of_dict_to_dict_of_list, row_of
+from verl_protocol.errors import NothingToConcatError, RaggedRowsError
+from verl_protocol.metadata import METRICS, copy_meta, merge_meta
+from verl_protocol.state import BatchField, BatchState
+
+if TYPE_CHECKING:
+    from verl_protocol.batch import DataProto
+
+
+@dataclass(eq=False)
+class DataProtoItem(BatchState):
+    """One row of a batch: a TensorDict without batch dimension, the row's objects, and the meta_info."""
+
+    _row_dims: ClassVar[int] = 0
+
+    batch: BatchField = BatchField()
+    non_tensor_batch: dict[str, Any] = field(default_factory=dict)
+    meta_info: dict[str, Any] = field(default_factory=dict)
+
+
+def item_of(data: BatchState, row: int) -> DataProtoItem:
+    """Row `row` of `data`: tensors as views, objects as they are."""
+    tensors, arrays = data._columns(), data.non_tensor_batch
+    item = DataProtoItem(
+        None, {key: column[row] for key, column in arrays.items()}, copy_meta(data.meta_info)
+    )
+    rows = {key: row_of(column, row) for key, column in tensors.items()}
+    item._set_columns(rows if data._has_batch() else None, 1, data._batch_device())
+    # A row does not tell whether its column was jagged, or an array of numbers, so the item remembers.
+    ragged = {key: jagged.ragged_dim(column) for key, column in tensors.items() if jagged.is_jagged(column)}
+    item.__dict__["_kinds"] = (ragged, {key: column[:0].copy() for key, column in arrays.items()})
+    return item
+
+
+def collate_fn(items: Sequence[DataProtoItem]) -> DataProto:
+    """A batch whose rows are `items`; columns are of the kind that they were in the batch of the first item.
+
+    Raises:
+        NothingToConcatError: no items.
+        UnlikeDictsError: items with different keys.
+        RaggedRowsError: tensors of different shapes in a column that was not jagged.
+        MetaConflictError: items with different meta_info.
+
+    >>> data = DataProto.from_dict(tensors={"a": torch.arange(3)})
+    >>> collate_fn([data[2], data[0]]).batch["a"].tolist()
+    [2, 0]
+    """
+    from verl_protocol.batch import DataProto
+
+    if not items:
+        raise NothingToConcatError
+    ragged, kinds = items[0].__dict__.get("_kinds", ({}, {}))
+    held = list_of_dict_to_dict_of_list([item._columns() for item in items])
+    tensors = {key: _stacked(key, rows, ragged.get(key)) for key, rows in held.items()}
+    objects = list_of_dict_to_dict_of_list([item.non_tensor_batch for item in items])
+    arrays = {key: column_of(rows, kinds.get(key)) for key, rows in objects.items()}
+    # Metrics belong to the whole batch that the rows come from, so they count once and not once per row.
+    meta = merge_meta([item.meta_info for item in items], {METRICS: "first"})
+    has_batch = any(item._has_batch() for item in items)
+    return DataProto._make(tensors if has_batch else None, len(items), arrays, meta, items[0]._batch_device())
+
+
+def _stacked(key: str, rows: Sequence[torch.Tensor], dim: int | None) -> torch.Tensor:
+    if dim is not None:
+        return jagged_of(rows, dim)
+    shapes = [tuple(row.shape) for row in rows]
+    if len(set(shapes)) > 1:
+        raise RaggedRowsError(key, shapes)
+    return torch.stack(list(rows))

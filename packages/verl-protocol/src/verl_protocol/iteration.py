@@ -1,0 +1,73 @@
+"""Mini-batches: slices of the batch in order, or one gather each when shuffled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from verl_protocol import rows
+from verl_protocol.errors import IteratorOptionError, UnevenMiniBatchError
+
+if TYPE_CHECKING:
+    from verl_protocol.batch_rows import BatchRows
+
+B = TypeVar("B", bound="BatchRows")
+
+_OPTIONS = {"shuffle": False, "drop_last": None, "generator": None, "num_workers": 0, "pin_memory": False}
+"""What `dataloader_kwargs` may hold; the last two only with the value that changes nothing."""
+
+
+def make_iterator(
+    data: B,
+    mini_batch_size: int,
+    epochs: int,
+    seed: int | None,
+    dataloader_kwargs: Mapping[str, Any] | None,
+    drop_last: bool | None,
+) -> Iterator[B]:
+    """Mini-batches of `data`, every row once per epoch."""
+    options = _checked_options(dataloader_kwargs)
+    drop_last = options["drop_last"] if drop_last is None else drop_last
+    size, epochs = (
+        rows.whole_number("mini_batch_size", mini_batch_size, 1),
+        rows.whole_number("epochs", epochs, 0),
+    )
+    count = data._checked_rows()
+    if drop_last is None and count % size:
+        raise UnevenMiniBatchError(count, size)
+    used = count - count % size if drop_last else count
+    if not options["shuffle"]:
+        return _in_order(data, used, size, epochs)
+    return _shuffled(data, used, size, epochs, _generator(seed, options["generator"]))
+
+
+def _checked_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    options = {**_OPTIONS, **(given or {})}
+    if unknown := sorted(set(options) - set(_OPTIONS)):
+        raise IteratorOptionError(unknown, list(_OPTIONS))
+    if changed := [key for key in ("num_workers", "pin_memory") if options[key]]:
+        raise IteratorOptionError(changed, list(_OPTIONS))
+    return options
+
+
+def _generator(seed: int | None, given: torch.Generator | None) -> torch.Generator:
+    if given is not None and seed is None:
+        return given
+    # Without a seed the order follows torch.manual_seed, at the price of one draw from the global generator.
+    drawn = int(torch.randint(2**62, ())) if seed is None else seed
+    return torch.Generator().manual_seed(drawn)
+
+
+def _in_order(data: B, used: int, size: int, epochs: int) -> Iterator[B]:
+    sizes = [min(size, used - start) for start in range(0, used, size)]
+    for _ in range(epochs):
+        yield from data._split_rows(sizes) if sizes else ()
+
+
+def _shuffled(data: B, used: int, size: int, epochs: int, generator: torch.Generator) -> Iterator[B]:
+    for _ in range(epochs):
+        order = torch.randperm(len(data), generator=generator)[:used]
+        for index in torch.split(order, size):
+            yield data[index]

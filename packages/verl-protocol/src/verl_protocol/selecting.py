@@ -1,0 +1,88 @@
+"""Columns taken out, taken along or renamed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from verl_protocol.errors import KeyListError, RenameCollisionError, UnknownKeyError
+
+if TYPE_CHECKING:
+    from verl_protocol.batch import DataProto
+
+D = TypeVar("D", bound="DataProto")
+
+Keys: TypeAlias = "str | Iterable[str] | None"
+"""One key, several keys, or None."""
+
+TENSOR, NON_TENSOR, META = "tensor column", "non-tensor column", "meta_info key"
+
+
+def key_list(keys: Keys) -> list[str]:
+    """`keys` as a list without duplicates: a string is one key, None is no key."""
+    if keys is None:
+        return []
+    return [keys] if isinstance(keys, str) else list(dict.fromkeys(keys))
+
+
+def pick(source: Mapping[str, Any], keys: Keys, kind: str, missing_ok: bool = False) -> dict[str, Any]:
+    """The entries of `source` under `keys`.
+
+    Raises:
+        UnknownKeyError: a key that is not there.
+    """
+    wanted = key_list(keys)
+    missing = [key for key in wanted if key not in source]
+    if missing and not missing_ok:
+        raise UnknownKeyError(missing, kind, source)
+    return {key: source[key] for key in wanted if key in source}
+
+
+def select(data: D, batch: Keys, non_tensors: Keys, meta: Keys, deepcopy: bool, missing_ok: bool) -> D:
+    """A batch of some of the columns; None stands for all."""
+    sources = (data._columns(), data.non_tensor_batch, data.meta_info)
+    wanted = zip(sources, (batch, non_tensors, meta), (TENSOR, NON_TENSOR, META), strict=True)
+    picked = [
+        dict(source) if keys is None else pick(source, keys, kind, missing_ok)
+        for source, keys, kind in wanted
+    ]
+    chosen = data._with(picked[0] if data._has_batch() else None, data._checked_rows(), picked[1], picked[2])
+    return copy.deepcopy(chosen) if deepcopy else chosen
+
+
+def pop(data: D, batch: Keys, non_tensors: Keys, meta: Keys) -> D:
+    """Take the named columns out of `data` and return them as a batch of their own."""
+    tensors = pick(data._columns(), batch, TENSOR)
+    arrays = pick(data.non_tensor_batch, non_tensors, NON_TENSOR)
+    infos = pick(data.meta_info, meta, META)
+    taken = data._with(tensors if tensors else None, data._checked_rows(), arrays, infos)
+    rest = {key: column for key, column in data._columns().items() if key not in tensors}
+    data._replace(
+        rest, _without(data.non_tensor_batch, arrays), _without(data.meta_info, infos), data._row_count()
+    )
+    return taken
+
+
+def _without(source: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in source.items() if key not in taken}
+
+
+def rename(data: D, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> D:
+    """Rename columns of either kind, all at once, so that names may be swapped."""
+    old, new = key_list(old_keys), [new_keys] if isinstance(new_keys, str) else list(new_keys)
+    if len(old) != len(new) or len(set(new)) != len(new):
+        raise KeyListError(old_keys, new_keys)
+    tensors, arrays = data._columns(), data.non_tensor_batch
+    known = [*tensors, *arrays]
+    if missing := [key for key in old if key not in known]:
+        raise UnknownKeyError(missing, "column", known)
+    if taken := [key for key in new if key in known and key not in old]:
+        raise RenameCollisionError(taken)
+    names = dict(zip(old, new, strict=True))
+    data._replace(_renamed(tensors, names), _renamed(arrays, names), data.meta_info, data._checked_rows())
+    return data
+
+
+def _renamed(columns: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(key, key): column for key, column in columns.items()}

@@ -1,0 +1,207 @@
+"""What a batch holds, and the accessors that everything else goes through.
+
+Tensors live in a plain dict; the TensorDict is built when `.batch` is first read and is the truth from then
+on, so that `data.batch["k"] = ...` counts. Nothing outside this file needs to know which form is live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, cast, overload
+
+import torch
+from numpy.typing import NDArray
+
+from verl_protocol import nested, rows
+from verl_protocol.errors import BatchTypeError, RowCountError
+from verl_protocol.indexing import RowIndex
+from verl_protocol.metadata import copy_meta
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+CORE_ATTRIBUTES = frozenset(
+    ["_tensors", "_tensordict", "_num_rows", "_device", "non_tensor_batch", "meta_info"]
+)
+
+
+class Columns(NamedTuple):
+    """Tensors that stand in for a TensorDict until somebody asks for one."""
+
+    tensors: dict[str, torch.Tensor]
+    num_rows: int
+    device: torch.device | None = None
+
+
+class BatchField:
+    """The `batch` attribute: a TensorDict to the reader, built on first reading."""
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> BatchField: ...
+    @overload
+    def __get__(self, instance: BatchState, owner: type) -> TensorDict: ...
+    def __get__(self, instance: BatchState | None, owner: type) -> Any:
+        # dataclass reads the default value of the field from the class: no batch.
+        return None if instance is None else instance._read_batch()
+
+    def __set__(self, instance: BatchState, value: TensorDict | None) -> None:
+        instance._write_batch(value)
+
+
+class BatchState:
+    """Private state of `DataProto` and `DataProtoItem`, and how to make another one like it."""
+
+    _row_dims: ClassVar[int] = 1
+    # Defaults live on the class because the __init__ of a dataclass that inherits DataProto sets fields only.
+    _tensors: dict[str, torch.Tensor] | None = None
+    _tensordict: TensorDict | None = None
+    _num_rows: int = 0
+    _device: torch.device | None = None
+    _auto_padding: bool = False
+    _pad_mask: torch.Tensor | None = None
+    non_tensor_batch: dict[str, NDArray[Any]]
+    meta_info: dict[str, Any]
+
+    def _read_batch(self) -> TensorDict | None:
+        tensors = self._tensors
+        if self._tensordict is None and tensors is not None:
+            from tensordict import TensorDict
+
+            batch_size = [self._num_rows] * self._row_dims
+            built = TensorDict(dict(tensors), batch_size=batch_size, device=self._device)
+            # setdefault: of two threads that build at once, both must go on with the same one.
+            self.__dict__.setdefault("_tensordict", built)
+            self._tensors = None
+        return self._tensordict
+
+    def _write_batch(self, value: Any) -> None:
+        if isinstance(value, Columns):
+            self._set_columns(value.tensors, value.num_rows, value.device)
+            return
+        if value is not None and not nested.is_tensordict(value):
+            raise BatchTypeError(value)
+        self.__dict__.pop("_tensordict", None)
+        self._tensors = None
+        if value is not None:
+            self._tensordict = value
+
+    def _set_columns(
+        self, tensors: dict[str, torch.Tensor] | None, num_rows: int, device: torch.device | None
+    ) -> None:
+        self.__dict__.pop("_tensordict", None)
+        self._tensors, self._num_rows, self._device = tensors, num_rows, device
+
+    def _has_batch(self) -> bool:
+        """Whether `.batch` is a TensorDict rather than None."""
+        return self._tensordict is not None or self._tensors is not None
+
+    def _columns(self) -> dict[str, torch.Tensor]:
+        """The tensor columns in a dict of their own."""
+        tensors = self._tensors
+        if self._tensordict is not None:
+            return cast("dict[str, torch.Tensor]", dict(self._tensordict.items()))
+        return {} if tensors is None else dict(tensors)
+
+    def _batch_device(self) -> torch.device | None:
+        """The device that the TensorDict declares; None if it declares none."""
+        return self._device if self._tensordict is None else self._tensordict.device
+
+    def _row_count(self) -> int:
+        """The number of rows, from the first thing that has rows."""
+        if self._tensordict is not None:
+            return int(self._tensordict.batch_size[0]) if self._tensordict.batch_size else 0
+        if self._tensors is not None:
+            return self._num_rows
+        for column in self.non_tensor_batch.values():
+            return len(column)
+        return self._num_rows
+
+    def _checked_rows(self) -> int:
+        """The number of rows, after checking that every non-tensor column has as many."""
+        count = self._row_count()
+        for key, column in self.non_tensor_batch.items():
+            if len(column) != count:
+                raise RowCountError({"batch" if self._has_batch() else "the others": count, key: len(column)})
+        return count
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        from verl_protocol.wire import reduce_alone
+
+        return reduce_alone(self, protocol)
+
+    def _private(self) -> dict[str, Any]:
+        """Attributes beside columns and meta_info: flags of this class and whatever a subclass has added."""
+        return {name: value for name, value in self.__dict__.items() if name not in CORE_ATTRIBUTES}
+
+    def _with(
+        self,
+        tensors: dict[str, torch.Tensor] | None,
+        num_rows: int,
+        non_tensors: dict[str, NDArray[Any]],
+        meta: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """A batch of the same class, flags and extra attributes, with these columns.
+
+        Args:
+            tensors: the tensor columns; None leaves `.batch` None.
+            meta: copied; None takes the meta_info of this batch.
+        """
+        made = object.__new__(type(self))
+        made.__dict__.update(self._private())
+        made.non_tensor_batch = non_tensors
+        made.meta_info = copy_meta(self.meta_info if meta is None else meta)
+        made._set_columns(tensors, num_rows, self._batch_device())
+        return made
+
+    def _map_rows(
+        self, operation: RowOperation, num_rows: int, meta: Mapping[str, Any] | None = None
+    ) -> Self:
+        """A batch of `num_rows` rows whose every column, the pad mask too, went through `operation`."""
+        self._checked_rows()
+        tensors = operation(self._columns()) if self._has_batch() else None
+        made = self._with(tensors, num_rows, operation(self.non_tensor_batch), meta)
+        if self._pad_mask is not None:
+            made._pad_mask = operation({"mask": self._pad_mask})["mask"]
+        return made
+
+    def _split_rows(self, sizes: Sequence[int]) -> list[Self]:
+        """Consecutive pieces of these sizes, as views; each has all of meta_info."""
+        self._checked_rows()
+        tensors = rows.split_all(self._columns(), sizes) if self._has_batch() else [None] * len(sizes)
+        arrays = rows.split_all(self.non_tensor_batch, sizes)
+        pieces = [self._with(*piece) for piece in zip(tensors, sizes, arrays, strict=True)]
+        if self._pad_mask is not None:
+            for piece, mask in zip(pieces, rows.split(self._pad_mask, sizes), strict=True):
+                piece._pad_mask = mask
+        return pieces
+
+    def _replace(
+        self,
+        tensors: dict[str, torch.Tensor],
+        non_tensors: dict[str, NDArray[Any]],
+        meta: Mapping[str, Any],
+        num_rows: int,
+    ) -> None:
+        """Go on with other columns of the same rows; containers that others may hold stay as they are."""
+        device = self._batch_device()
+        self._set_columns(tensors if self._has_batch() else None, num_rows, device)
+        self.non_tensor_batch, self.meta_info = non_tensors, copy_meta(meta)
+
+    def _become(self, other: BatchState) -> None:
+        """Take over the columns, meta_info and flags of `other`, which nobody else holds."""
+        tensors = other._columns() if other._has_batch() else None
+        self._set_columns(tensors, other._row_count(), other._batch_device())
+        self.non_tensor_batch, self.meta_info = other.non_tensor_batch, other.meta_info
+        self._auto_padding, self._pad_mask = other._auto_padding, other._pad_mask
+
+
+RowOperation = Callable[[Mapping[str, Any]], dict[str, Any]]
+"""What is done to all columns of a kind at once, for example `rows.take_all` with an index."""
+
+
+S = TypeVar("S", bound=BatchState)
+
+
+def take(data: S, index: RowIndex) -> S:
+    """The rows of a batch named by a normalised index."""
+    return data._map_rows(lambda columns: rows.take_all(columns, index), len(index))
