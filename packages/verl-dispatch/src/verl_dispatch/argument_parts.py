@@ -6,13 +6,13 @@ fetched and only where they are needed; and padded parts of calls whose answers 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from verl_protocol import DataProtoFuture
 
-from verl_dispatch.future_parts import FuturePart
+from verl_dispatch.future_parts import FuturePart, LazyPart
 from verl_dispatch.row_trim import RowTrim
 
 __all__ = ["PaddedPart"]
@@ -27,61 +27,65 @@ class PaddedPart:
 
 
 _UNRESOLVED = (DataProtoFuture, PaddedPart, FuturePart)
-Resolved: TypeAlias = tuple[tuple[Any, ...], dict[str, Any], RowTrim | None]
+Trim: TypeAlias = RowTrim | LazyPart
+Resolved: TypeAlias = tuple[tuple[Any, ...], dict[str, Any], Trim | None]
 
 
 def resolve_parts(args: tuple[Any, ...], kwargs: dict[str, Any], materialize: bool) -> Resolved:
     """The arguments as the method wants them, and how its answer is to be trimmed."""
     if not _has_unresolved(args, kwargs):
         return args, kwargs, None
-    trims: list[RowTrim | None] = []
+    trims: list[Trim] = []
     values = tuple([_resolve(value, materialize, trims) for value in args])
     named = {name: _resolve(value, materialize, trims) for name, value in kwargs.items()}
-    return values, named, _only(trims)
+    return values, named, trims[0] if trims else None
 
 
 async def resolve_parts_async(args: tuple[Any, ...], kwargs: dict[str, Any], materialize: bool) -> Resolved:
     """`resolve_parts` that awaits futures instead of blocking the event loop."""
     if not _has_unresolved(args, kwargs):
         return args, kwargs, None
-    trims: list[RowTrim | None] = []
+    trims: list[Trim] = []
     values = tuple([await _resolve_async(value, materialize, trims) for value in args])
     named = {name: await _resolve_async(value, materialize, trims) for name, value in kwargs.items()}
-    return values, named, _only(trims)
+    return values, named, trims[0] if trims else None
 
 
-def trim_answer(answer: Any, trim: RowTrim | None) -> Any:
+def trim_answer(answer: Any, trim: Trim | None) -> Any:
     """The answer without the rows that padding caused."""
     return answer if trim is None else trim.apply(answer)
 
 
-def _has_unresolved(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _has_unresolved(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     for value in args:
         if isinstance(value, _UNRESOLVED):
             return True
     return bool(kwargs) and any(isinstance(value, _UNRESOLVED) for value in kwargs.values())
 
 
-def _resolve(value: Any, materialize: bool, trims: list[RowTrim | None]) -> Any:
+def _resolve(value: Any, materialize: bool, trims: list[Trim]) -> Any:
     if isinstance(value, FuturePart):
-        return _noting_trim(value.cut(value.future.get()), trims)
+        return _resolve_part(value, materialize, trims)
     if isinstance(value, PaddedPart):
-        return _noting_trim((value.value, value.trim), trims)
+        trims.append(value.trim)
+        return value.value
     return value.get() if materialize and isinstance(value, DataProtoFuture) else value
 
 
-async def _resolve_async(value: Any, materialize: bool, trims: list[RowTrim | None]) -> Any:
-    if isinstance(value, FuturePart):
-        return _noting_trim(value.cut(await value.future), trims)
-    if materialize and isinstance(value, DataProtoFuture):
+async def _resolve_async(value: Any, materialize: bool, trims: list[Trim]) -> Any:
+    if isinstance(value, FuturePart) and materialize:
+        return await asyncio.to_thread(_resolve_part, value, materialize, trims)
+    if isinstance(value, DataProtoFuture) and materialize:
         return await value
     return _resolve(value, materialize, trims)
 
 
-def _noting_trim(found: tuple[Any, RowTrim | None], trims: list[RowTrim | None]) -> Any:
-    trims.append(found[1])
-    return found[0]
-
-
-def _only(trims: list[RowTrim | None]) -> RowTrim | None:
-    return next((trim for trim in trims if trim is not None), None)
+def _resolve_part(part: FuturePart, materialize: bool, trims: list[Trim]) -> Any:
+    if not materialize:
+        lazy = LazyPart(part)
+        trims.append(lazy)
+        return lazy.future()
+    value, trim = part.resolve()
+    if trim is not None:
+        trims.append(trim)
+    return value

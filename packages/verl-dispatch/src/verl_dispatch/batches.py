@@ -2,94 +2,91 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import torch
-from verl_protocol import DataProto, DataProtoConfig, DataProtoFuture
+from verl_protocol import DataProto, DataProtoConfig, DataProtoFuture, unpad_dataproto
+from verl_protocol.batch_data import BatchData, is_batch, num_rows_of
+from verl_protocol.nested import is_tensordict
+from verl_protocol.padding import pad_rows
 
 __all__ = [
     "concat",
     "has_rows",
     "is_batch",
+    "is_future",
     "is_splittable",
-    "is_tensordict",
-    "narrow",
     "num_rows",
+    "padded_part",
     "row_weights",
-    "split",
+    "split_even",
     "take",
     "wants_padding",
+    "without_last",
 ]
 
 
-def is_tensordict(value: object) -> bool:
-    """Whether this is a TensorDict, or another of tensordict's collections."""
-    module = sys.modules.get("tensordict")
-    return module is not None and isinstance(value, module.TensorDictBase)
+def is_splittable(value: object) -> bool:
+    """Whether a splitting mode can split this by rows: a batch, or the future of one."""
+    return isinstance(value, (DataProto, DataProtoFuture)) or is_tensordict(value)
 
 
-def is_batch(value: object) -> bool:
-    """Whether this is a DataProto or a TensorDict."""
-    return isinstance(value, DataProto) or is_tensordict(value)
-
-
-def is_future(value: object) -> TypeGuard[DataProtoFuture]:
+def is_future(value: object) -> TypeGuard[DataProtoFuture[Any]]:
     """Whether this is a batch that another call is still making."""
     return isinstance(value, DataProtoFuture)
 
 
-def is_splittable(value: object) -> bool:
-    """Whether a splitting mode can split this by rows."""
-    return isinstance(value, (DataProto, DataProtoFuture)) or is_tensordict(value)
-
-
 def has_rows(value: object) -> bool:
-    """Whether this is a batch with at least one column (which may have no rows)."""
-    if isinstance(value, DataProto):
-        return bool(value._columns()) or bool(value.non_tensor_batch)
-    return is_tensordict(value) and has_rows(_as_proto(value))
+    """Whether this is a batch with rows, or with columns that might have some."""
+    if not is_batch(value):
+        return False
+    proto = _as_proto(value)
+    return bool(len(proto) or proto._columns() or proto.non_tensor_batch)
 
 
 def num_rows(batch: Any) -> int:
     """Number of rows of a DataProto or TensorDict."""
-    return len(batch) if isinstance(batch, DataProto) else len(_as_proto(batch))
+    return num_rows_of(batch)
 
 
 def wants_padding(batch: Any) -> bool:
-    """Whether a batch asks for automatic padding."""
+    """Whether a batch, or the future of one, asks for automatic padding."""
     if isinstance(batch, DataProto):
         return bool(batch.is_padding_enabled())
-    return is_tensordict(batch) and bool(DataProtoConfig.auto_padding)
+    return bool(DataProtoConfig.auto_padding)
 
 
-def narrow(batch: Any, start: int, stop: int) -> Any:
-    """Rows `start` to `stop`, as views."""
-    if isinstance(batch, DataProto):
-        return batch[start:stop]
-    return _as_proto(batch)[start:stop].to_tensordict()
+def split_even(batch: Any, num_parts: int) -> list[Any]:
+    """Consecutive parts as views that differ by at most one row; `metrics` stay with the first."""
+    return BatchData(batch).chunk(num_parts, uneven=True)
 
 
 def take(batch: Any, index: Sequence[int]) -> Any:
     """The rows of an index list, as copies."""
-    if isinstance(batch, DataProto):
-        return batch.select_idxs(list(index))
-    return _as_proto(batch).select_idxs(list(index)).to_tensordict()
+    return _like(batch, _as_proto(batch).select_idxs(list(index)))
 
 
-def split(batch: Any, parts: Sequence[range | Sequence[int]]) -> list[Any]:
-    """One batch per part; `metrics` stay with the first, so that joining the parts gives them once."""
-    if not isinstance(batch, DataProto):
-        return [part.to_tensordict() for part in split(_as_proto(batch), parts)]
-    pieces = [
-        batch[part.start : part.stop] if isinstance(part, range) else batch.select_idxs(list(part))
-        for part in parts
-    ]
-    for piece in pieces[1:]:
-        # A piece owns its meta_info, so this touches nothing of the caller's.
-        piece.meta_info.pop("metrics", None)
-    return pieces
+def padded_part(batch: Any, rows: range | Sequence[int], pad: int, *, is_first: bool) -> Any:
+    """These rows, then `pad` copies of the batch's last row, which `pad_mask` marks.
+
+    `metrics` stay with the first part, so that joining all parts gives them once.
+    """
+    proto = _as_proto(batch)
+    part = proto[rows] if len(rows) else proto[len(proto) - 1 :][:0]
+    if pad:
+        last = pad_rows(proto[len(proto) - 1 :], pad, "last")[1:]
+        part = DataProto.concat([part, last])
+        part.meta_info = dict(proto.meta_info)
+    if not is_first:
+        # A part owns its meta_info, so this touches nothing of the caller's.
+        part.meta_info.pop("metrics", None)
+    return _like(batch, part)
+
+
+def without_last(batch: Any, count: int) -> Any:
+    """The batch without its last rows, as views."""
+    return _like(batch, unpad_dataproto(_as_proto(batch), count))
 
 
 def concat(batches: Sequence[Any]) -> Any:
@@ -97,14 +94,12 @@ def concat(batches: Sequence[Any]) -> Any:
 
     A TensorDict is joined by the same rules as a DataProto.
     """
-    if any(isinstance(batch, DataProto) for batch in batches):
-        return DataProto.concat(list(batches))
-    return DataProto.concat([_as_proto(batch) for batch in batches]).to_tensordict()
+    return BatchData(list(batches)).concat()
 
 
 def row_weights(batch: Any, key: str) -> Any:
     """One number per row: its entries of a column summed up; None when the batch lacks the column."""
-    proto = batch if isinstance(batch, DataProto) else _as_proto(batch)
+    proto = _as_proto(batch)
     column = proto._columns().get(key)
     if column is None:
         return proto.non_tensor_batch.get(key)
@@ -114,4 +109,8 @@ def row_weights(batch: Any, key: str) -> Any:
 
 
 def _as_proto(batch: Any) -> DataProto:
-    return DataProto.from_tensordict(batch)
+    return batch if isinstance(batch, DataProto) else DataProto.from_tensordict(batch)
+
+
+def _like(original: Any, proto: DataProto) -> Any:
+    return proto if isinstance(original, DataProto) else proto.to_tensordict()

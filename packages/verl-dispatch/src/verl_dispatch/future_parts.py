@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from verl_protocol import DataProtoFuture
+from verl_protocol.future_rows import Cut
 
 from verl_dispatch import batches
 from verl_dispatch.errors import UnequalRowsError
@@ -13,7 +16,7 @@ from verl_dispatch.layout import RowLayout, padded_layout
 from verl_dispatch.options import CallOptions
 from verl_dispatch.row_trim import RowTrim
 
-__all__ = ["FuturePart", "split_future"]
+__all__ = ["FuturePart", "LazyPart", "split_future"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,37 +27,102 @@ class FuturePart:
         future: the whole batch.
         index: which of `num_parts` parts this is.
         num_parts: how many parts there are.
+        method: the method that gets it.
         num_rows: rows that the batch must have because another one of the call has them; None if nothing is
-            known.
+            known: then the worker also takes the padding off its answer.
     """
 
-    future: DataProtoFuture
+    future: DataProtoFuture[Any]
     index: int
     num_parts: int
-    num_rows: int | None = None
     method: str = ""
+    num_rows: int | None = None
 
-    def cut(self, batch: Any) -> tuple[Any, RowTrim | None]:
-        """This part of the batch, and how to trim the answer where the driver cannot know."""
-        rows = batches.num_rows(batch)
-        if self.num_rows is not None and rows != self.num_rows:
-            raise UnequalRowsError(self.method, {"another batch": self.num_rows, "a future": rows})
-        layout = padded_layout(rows, self.num_parts)
-        part = batches.split(batch, layout.sources())[self.index]
-        known = self.num_rows is not None
-        trim = (
-            None
-            if known
-            else RowTrim(self.method, self.index, layout.rows[self.index], layout.pad[self.index])
-        )
-        return part, trim
+    def resolve(self) -> tuple[Any, RowTrim | None]:
+        """This part, of which only its own rows are fetched where that is possible, and its answer's trim."""
+        if self.future.row_counts is None or not self.future.row_aligned:
+            whole = self.future.get()
+            layout = self.layout(batches.num_rows(whole))
+            return layout.cut_one(whole, self.index), self.trim(layout)
+        layout = self.layout(self.future.row_count())
+        rows, pad = layout.parts[self.index], layout.pad[self.index]
+        # A part that is all padding fetches the last row, to repeat it.
+        start = min(rows[0], layout.num_rows - 1) if rows else 0
+        fetched = self.future._cut(_Rows(1, 0, True, start, start + max(1, len(rows) - pad))).get()
+        first = self.index == 0
+        return batches.padded_part(fetched, range(len(rows) - pad), pad, is_first=first), self.trim(layout)
+
+    def layout(self, num_rows: int) -> RowLayout:
+        """How the rows of the batch lie over all parts.
+
+        Raises:
+            UnequalRowsError: it has other rows than the call's other batches.
+        """
+        if self.num_rows is not None and num_rows != self.num_rows:
+            raise UnequalRowsError(self.method, {"another batch": self.num_rows, "a future": num_rows})
+        return padded_layout(num_rows, self.num_parts)
+
+    def trim(self, layout: RowLayout) -> RowTrim | None:
+        """How the worker trims its answer; None where the driver does."""
+        return layout.trim(self.method, self.index, self.index) if self.num_rows is None else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows(Cut):
+    """The choice of rows `start` to `stop`, where they are known to exist."""
+
+    start: int
+    stop: int
+
+    def span(self, num_rows: int) -> tuple[int, int]:
+        return self.start, self.stop
+
+
+class LazyPart:
+    """A part for a method that resolves its futures itself: fetched when asked for, once."""
+
+    def __init__(self, part: FuturePart) -> None:
+        self._part = part
+
+    def future(self) -> DataProtoFuture[Any]:
+        """The part as a batch future."""
+        return DataProtoFuture(_only, [_Pending(self)])
+
+    @cached_property
+    def resolved(self) -> tuple[Any, RowTrim | None]:
+        """The part and its answer's trim."""
+        return self._part.resolve()
+
+    def apply(self, answer: Any) -> Any:
+        """The answer without rows that padding caused; an answer without rows needs no fetching."""
+        if self._part.num_rows is not None or not batches.has_rows(answer):
+            return answer
+        trim = self.resolved[1]
+        return answer if trim is None else trim.apply(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    part: LazyPart
+
+    def result(self, timeout: float | None = None) -> Any:
+        return self.part.resolved[0]
+
+
+def _only(values: Sequence[Any]) -> Any:
+    return values[0]
 
 
 def split_future(
-    future: DataProtoFuture, num_parts: int, options: CallOptions, padded: bool, layout: RowLayout | None
+    future: DataProtoFuture[Any],
+    num_parts: int,
+    options: CallOptions,
+    padded: bool,
+    layout: RowLayout | None,
+    method: str,
 ) -> list[Any]:
     """One part per worker; the driver neither waits for the future nor fetches any of it."""
     if not padded:
         return list(future.chunk(num_parts, uneven=options.uneven is not None))
     num_rows = None if layout is None else layout.num_rows
-    return [FuturePart(future, index, num_parts, num_rows) for index in range(num_parts)]
+    return [FuturePart(future, index, num_parts, method, num_rows) for index in range(num_parts)]

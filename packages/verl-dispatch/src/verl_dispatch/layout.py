@@ -9,6 +9,7 @@ from typing import Any
 
 from verl_protocol.partition import balanced_partition, even_sizes
 
+from verl_dispatch import batches
 from verl_dispatch.errors import UnevenRowsError
 from verl_dispatch.row_trim import RowTrim
 
@@ -57,13 +58,17 @@ class RowLayout:
         parts = tuple(self.parts[part] for part in part_of_rank)
         return replace(self, parts=parts, pad=tuple(self.pad[part] for part in part_of_rank))
 
-    def sources(self) -> list[range | Sequence[int]]:
-        """The rows to read for each part: padding repeats the last row."""
-        last = self.num_rows - 1
-        return [
-            [min(row, last) for row in part] if pad else part
-            for part, pad in zip(self.parts, self.pad, strict=True)
-        ]
+    def cut(self, batch: Any) -> list[Any]:
+        """A batch of `num_rows` rows, cut into the parts; padding repeats the last row."""
+        if not self.changes_answers:
+            return batches.split_even(batch, len(self.parts))
+        return [self.cut_one(batch, index) for index in range(len(self.parts))]
+
+    def cut_one(self, batch: Any, index: int) -> Any:
+        """Part `index` of a batch of `num_rows` rows."""
+        pad = self.pad[index]
+        real = self.parts[index][: len(self.parts[index]) - pad]
+        return batches.padded_part(batch, real, pad, is_first=index == 0)
 
 
 def even_layout(label: str, num_rows: int, num_parts: int) -> RowLayout:

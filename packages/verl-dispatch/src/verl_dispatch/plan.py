@@ -6,8 +6,8 @@ A plan is made without any I/O, shown by `group.method.plan(...)`, and carried o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from verl_dispatch.collectors import LIST, Collector
 
@@ -16,9 +16,8 @@ __all__ = ["CallPlan", "RankCall", "SharedObject"]
 NO_KWARGS: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RankCall:
-    """The call that one rank gets.
+class RankCall(NamedTuple):
+    """The call that one rank gets; a tuple, because a call on many workers makes many of them.
 
     Attributes:
         rank: who is called.
@@ -31,12 +30,15 @@ class RankCall:
 
     rank: int
     args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=lambda: NO_KWARGS)
+    kwargs: Mapping[str, Any] = NO_KWARGS
     rows: int | None = None
     pad: int = 0
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RankCall) and same_value(_call_facts(self), _call_facts(other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
     __hash__ = None  # type: ignore[assignment]
 

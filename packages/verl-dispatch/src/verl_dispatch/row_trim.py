@@ -47,4 +47,4 @@ class RowTrim:
             return answer
         returned = batches.num_rows(answer)
         kept = self.kept(returned)
-        return answer if kept == returned else batches.narrow(answer, 0, kept)
+        return answer if kept == returned else batches.without_last(answer, returned - kept)

@@ -91,7 +91,7 @@ def split_batches(
     """
     found = _batches_among(args, kwargs, labels)
     layout = common_layout(found, num_parts, labels.method, options)
-    cutter = _BatchCutter(num_parts, options, wants_padding(found, options), layout, layout)
+    cutter = _BatchCutter(num_parts, labels.method, options, wants_padding(found, options), layout, layout)
 
     def cut(label: Label, value: Any) -> list[Any]:
         if isinstance(value, Broadcast):
@@ -131,6 +131,7 @@ class _BatchCutter:
     """Cuts the batches of one call, by the layout they have in common or else each by its own."""
 
     num_parts: int
+    method: str
     options: CallOptions
     padded: bool
     common: RowLayout | None
@@ -138,10 +139,10 @@ class _BatchCutter:
 
     def cut(self, label: Label, batch: Any) -> list[Any]:
         if batches.is_future(batch):
-            return split_future(batch, self.num_parts, self.options, self.padded, self.common)
+            return split_future(batch, self.num_parts, self.options, self.padded, self.common, self.method)
         layout = self._layout_of(label, batch)
         self.first_layout = self.first_layout or layout
-        return SplitList(batches.split(batch, layout.sources()), layout)
+        return SplitList(layout.cut(batch), layout)
 
     def _layout_of(self, label: Label, batch: Any) -> RowLayout:
         if self.common is not None and batches.has_rows(batch):

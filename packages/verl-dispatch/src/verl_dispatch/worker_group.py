@@ -125,7 +125,8 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         a balanced call. A backend that can tell how many rows an answer has, without fetching it, overrides
         this to say so.
         """
-        return DataProtoFuture(collect_fn=plan.collect.collect, futures=self._futures(plan, pendings))
+        aligned = plan.order is None
+        return DataProtoFuture(plan.collect.collect, self._futures(plan, pendings), row_aligned=aligned)
 
     def _stream(
         self, plan: CallPlan, pendings: Sequence[Any], timeout_s: float | None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from verl_dispatch.argument_parts import PaddedPart
@@ -26,7 +25,7 @@ def _with_trim(method: str, call: RankCall) -> RankCall:
     trim = RowTrim(method, call.rank, call.rows or 0, call.pad)
     args, kwargs = list(call.args), dict(call.kwargs)
     _wrap_first_batch(args, kwargs, trim)
-    return replace(call, args=tuple(args), kwargs=kwargs)
+    return call._replace(args=tuple(args), kwargs=kwargs)
 
 
 def _wrap_first_batch(args: list[Any], kwargs: dict[str, Any], trim: RowTrim) -> None:
