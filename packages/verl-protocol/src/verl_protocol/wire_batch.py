@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ def _is_columns_only(batch: BatchState) -> bool:
 
 def restore_batch(
     version: int,
-    kind: Callable[..., Any],
+    kind: type[BatchState],
     tensors: Any,
     num_rows: int,
     on_device: bool,
@@ -44,7 +43,7 @@ def restore_batch(
     private: dict[str, Any],
 ) -> Any:
     """A batch from its parts; `tensors` is a dict of columns, a TensorDict or None."""
-    batch: BatchState = object.__new__(kind)  # type: ignore[call-overload]
+    batch: BatchState = object.__new__(kind)
     batch.__dict__.update(private)
     batch.non_tensor_batch, batch.meta_info = non_tensors, meta
     if tensors is None or isinstance(tensors, dict):

@@ -61,7 +61,7 @@ def outgoing(data: Bytes, protocol: int) -> pickle.PickleBuffer | bytearray | by
         return None
     if protocol < 5:
         return data.tobytes()
-    return pickle.PickleBuffer(data) if data.size >= SMALL_BYTES else bytearray(data)
+    return pickle.PickleBuffer(data.data) if data.size >= SMALL_BYTES else bytearray(data)
 
 
 class ReadyBuffer(np.ndarray[Any, Any]):

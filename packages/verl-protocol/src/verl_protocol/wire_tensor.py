@@ -82,7 +82,7 @@ def _has_own_storage_rules(tensor: torch.Tensor) -> bool:
     """Whether the tensor's class keeps its data elsewhere than in a storage of its own (DTensor and such)."""
     kind = type(tensor)
     own = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-    return own or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+    return own or torch.nn.parameter.is_lazy(tensor)
 
 
 @cache

@@ -40,7 +40,7 @@ def tensordict_entries(value: Any) -> Iterable[tuple[object, Any]]:
 
 
 def restore_tensordict(
-    entries: dict[str, Any], batch_size: tuple[int, ...], names: list[str | None] | None, on_device: bool
+    entries: dict[str, Any], batch_size: tuple[int, ...], names: Any, on_device: bool
 ) -> Any:
     """An unlocked TensorDict; where the sent one had a device, it has that of the loaded tensors."""
     from tensordict import TensorDict

@@ -42,7 +42,7 @@ def _leaves(value: Any, name: str, seen: dict[int, Any]) -> Iterator[tuple[str, 
 def is_leaf(value: object) -> bool:
     """Whether `value` is a tensor or array that holds bytes of its own."""
     if isinstance(value, np.ndarray):
-        return value.dtype != object
+        return bool(value.dtype != object)
     return isinstance(value, torch.Tensor) and not is_jagged(value)
 
 

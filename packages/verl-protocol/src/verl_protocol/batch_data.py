@@ -1,0 +1,140 @@
+"""The same few operations for every kind of batch: DataProto, TensorDict, and futures of either."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from verl_protocol.batch import DataProto
+from verl_protocol.errors import NothingToConcatError
+from verl_protocol.metadata import METRICS
+from verl_protocol.nested import is_tensordict
+
+if TYPE_CHECKING:
+    from verl_protocol.futures import DataProtoFuture
+
+__all__ = ["BatchData", "NotABatchError"]
+
+
+class NotABatchError(TypeError):
+    """A value, or a list of values, of which no batch can be made."""
+
+    def __init__(self, verb: str, value: object) -> None:
+        kinds = [type(part).__name__ for part in value] if isinstance(value, (list, tuple)) else None
+        found = type(value).__name__ if kinds is None else f"a {type(value).__name__} of {_counted(kinds)}"
+        super().__init__(
+            f"cannot {verb} {found}: it takes a DataProto, a TensorDict or a DataProtoFuture to chunk, and "
+            "a list of one kind of them to concatenate"
+        )
+
+
+def _counted(kinds: Sequence[str]) -> str:
+    places = {kind: [place for place, other in enumerate(kinds) if other == kind] for kind in kinds}
+    return ", ".join(f"{kind} at {found}" for kind, found in places.items()) or "nothing"
+
+
+class BatchData:
+    """A batch, a future of one, or a list of such parts, whatever their kind.
+
+    >>> import torch
+    >>> data = DataProto.from_dict(tensors={"a": torch.arange(4)})
+    >>> BatchData(BatchData(data).chunk(2)).concat().batch["a"]
+    tensor([0, 1, 2, 3])
+    """
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    @property
+    def is_chunkable(self) -> bool:
+        """Whether `chunk` can split this by rows."""
+        return _kind_of(self.data) is not None
+
+    @property
+    def is_concatable(self) -> bool:
+        """Whether this is a list (or tuple) of parts of one kind, at least one."""
+        return isinstance(self.data, (list, tuple)) and _common_kind(self.data) is not None
+
+    def chunk(self, chunks: int, uneven: bool = False) -> list[Any]:
+        """`chunks` parts of the rows, in order; of equal size unless `uneven`.
+
+        Raises:
+            NotABatchError: this has no rows to split.
+            UnevenChunksError: the rows do not divide by `chunks`.
+        """
+        kind = _kind_of(self.data)
+        if kind is None:
+            raise NotABatchError("chunk", self.data)
+        if kind != "TensorDict":
+            parts: list[Any] = self.data.chunk(chunks, uneven=uneven)
+            return parts
+        return [part.to_tensordict() for part in _proto_of(self.data).chunk(chunks, uneven=uneven)]
+
+    def concat(self) -> Any:
+        """The rows of all parts; entries without rows must agree, and metrics become flat lists.
+
+        Raises:
+            NotABatchError: these are no parts of one kind.
+        """
+        parts = self.data
+        if isinstance(parts, (list, tuple)) and not parts:
+            raise NothingToConcatError
+        if not self.is_concatable:
+            raise NotABatchError("concatenate", parts)
+        return concat_parts(parts)
+
+
+def concat_parts(parts: Sequence[Any]) -> Any:
+    """The rows of parts that are all of one kind."""
+    kind = _common_kind(parts)
+    if kind == "DataProtoFuture":
+        return type(parts[0]).concat(list(parts))
+    if kind == "TensorDict":
+        return DataProto.concat([_proto_of(part) for part in parts]).to_tensordict()
+    return DataProto.concat(list(parts))
+
+
+def num_rows_of(batch: Any) -> int:
+    """The number of rows of a DataProto or TensorDict."""
+    return len(batch) if isinstance(batch, DataProto) else int((*batch.batch_size, 0)[0])
+
+
+def narrow_part(batch: Any, start: int, stop: int) -> Any:
+    """Rows `start` to `stop` as views; the metrics stay with the first row."""
+    if not isinstance(batch, DataProto):
+        return narrow_part(_proto_of(batch), start, stop).to_tensordict()
+    part = batch.slice(start, stop)
+    if start > 0:
+        part.meta_info.pop(METRICS, None)
+    return part
+
+
+def is_batch(value: object) -> bool:
+    """Whether `value` is a batch that is there, and no future of one."""
+    return isinstance(value, DataProto) or is_tensordict(value)
+
+
+def _kind_of(value: object) -> str | None:
+    if isinstance(value, DataProto):
+        return "DataProto"
+    return "TensorDict" if is_tensordict(value) else _future_kind(value)
+
+
+def _future_kind(value: object) -> str | None:
+    from verl_protocol.futures import DataProtoFuture
+
+    return "DataProtoFuture" if isinstance(value, DataProtoFuture) else None
+
+
+def _common_kind(parts: Sequence[object]) -> str | None:
+    kinds = {_kind_of(part) for part in parts}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _proto_of(tensordict: Any) -> DataProto:
+    return DataProto.from_tensordict(tensordict)
+
+
+def as_future(value: Any) -> DataProtoFuture[Any] | None:
+    """`value`, if it is a future of a batch."""
+    return value if _future_kind(value) else None
