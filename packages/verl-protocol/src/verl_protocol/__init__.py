@@ -6,7 +6,7 @@ Nothing here needs Ray, and importing it does not import tensordict, which takes
 
 from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verl_protocol.batch import DataProto
 from verl_protocol.combining import union_numpy_dict

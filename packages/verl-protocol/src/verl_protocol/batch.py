@@ -65,7 +65,7 @@ class DataProto(BatchRows):
     (4, [1, 2], ['z', 'w'])
     """
 
-    batch: BatchField = BatchField()
+    batch: BatchField = BatchField()  # noqa: RUF009 - a descriptor, no default that instances share
     non_tensor_batch: dict[str, NDArray[Any]] = field(default_factory=dict)
     meta_info: dict[str, Any] = field(default_factory=dict)
 
@@ -116,7 +116,7 @@ class DataProto(BatchRows):
         num_batch_dims: int = 1,
         auto_padding: bool = False,
     ) -> Self:
-        """A batch of columns in dicts, which are copied; lists become 1-D columns of the very objects in them.
+        """A batch of columns in dicts, which are copied; a list becomes a 1-D column of its very objects.
 
         Args:
             num_batch_dims: 1 is the only number of batch dimensions.
@@ -206,8 +206,8 @@ class DataProto(BatchRows):
     ) -> Self:
         """A batch of one dict per row, with the keys of all of them.
 
-        Tensors are stacked, so they need equal shapes, whatever their lengths happen to be; the keys in `ragged`
-        become jagged columns, also where all rows have one length. Other values are kept as they are.
+        Tensors are stacked, so they need equal shapes; the keys in `ragged` become jagged columns, also where
+        all rows happen to have one length. Other values are kept as they are.
 
         Args:
             ragged: keys of tensors that differ in their first dimension.
@@ -267,7 +267,7 @@ class DataProto(BatchRows):
         return self.non_tensor_batch[key]
 
     def nbytes(self) -> int:
-        """Bytes of all tensors and arrays, those inside objects too; an object that rows share counts once."""
+        """Bytes of all tensors and arrays, inside objects too; an object that rows share counts once."""
         from verl_protocol.wire import nbytes_of
 
         return nbytes_of(self)

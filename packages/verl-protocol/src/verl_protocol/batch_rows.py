@@ -24,7 +24,7 @@ class BatchRows(BatchState):
         return self._row_count()
 
     def __bool__(self) -> bool:
-        # Otherwise an empty batch would be false, and `if data:` would ask for rows where it means "is there one".
+        # `if data:` asks whether there is a batch; without this it would ask whether the batch has rows.
         return True
 
     def __iter__(self) -> Iterator[DataProtoItem]:
@@ -110,7 +110,7 @@ class BatchRows(BatchState):
         self._become(self.select_idxs(indices))
 
     def group_by(self, key: str) -> dict[Any, Self]:
-        """The rows of each value of a column, in order of first appearance; metrics stay with the first group."""
+        """The rows of each value of a column, by first appearance; metrics stay with the first group."""
         return reshaping.group_by(self, key)
 
     def make_iterator(

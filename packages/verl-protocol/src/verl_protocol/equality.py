@@ -1,12 +1,12 @@
 """One equality for everything a batch may hold: it always answers, and never raises.
 
-NaN equals NaN; tensors and arrays are equal when dtype, shape and bytes of value are; jagged tensors when their
-rows and ragged dimension are; containers when their entries are. Devices are not compared.
+NaN equals NaN; tensors and arrays are equal when dtype, shape and values are; jagged tensors when their rows
+and ragged dimension are; containers when their entries are. Devices are not compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,8 +74,6 @@ def _container_rule(first: Any, second: Any) -> Callable[[Any, Any, _Pairs], boo
     for kind in (list, tuple):
         if isinstance(first, kind) and isinstance(second, kind):
             return _sequences
-    if isinstance(first, Set) and isinstance(second, Set):
-        return None
     same_class = type(first) is type(second) and hasattr(first, "__dataclass_fields__")
     return _dataclasses if same_class else None
 

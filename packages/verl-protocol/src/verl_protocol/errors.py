@@ -165,8 +165,8 @@ class BatchDimsError(ValueError):
 
     def __init__(self, given: object) -> None:
         super().__init__(
-            f"a DataProto has rows along one batch dimension, got {given}; only num_batch_dims=1 is supported, "
-            "use fold_batch_dim and unfold_batch_dim to regroup rows"
+            f"a DataProto has rows along one batch dimension, got {given}; only num_batch_dims=1 is "
+            "supported, use fold_batch_dim and unfold_batch_dim to regroup rows"
         )
 
 
@@ -292,8 +292,8 @@ class UnevenMiniBatchError(ValueError):
 
     def __init__(self, num_rows: int, size: int) -> None:
         super().__init__(
-            f"{num_rows} rows do not divide into mini-batches of {size}; pass drop_last=False for a shorter last "
-            f"one, drop_last=True to leave {num_rows % size} rows out, or pad the batch to a multiple of {size}"
+            f"{num_rows} rows do not divide into mini-batches of {size}; pass drop_last=False for a shorter "
+            f"last one, drop_last=True to leave {num_rows % size} rows out, or pad to a multiple of {size}"
         )
 
 
@@ -302,8 +302,8 @@ class IteratorOptionError(TypeError):
 
     def __init__(self, options: Sequence[str], known: Sequence[str]) -> None:
         super().__init__(
-            f"dataloader_kwargs {list(options)} cannot be honoured: batches are cut in this process, without a "
-            f"DataLoader; known are {list(known)}"
+            f"dataloader_kwargs {list(options)} cannot be honoured: batches are cut in this process, without "
+            f"a DataLoader; known are {list(known)}"
         )
 
 
@@ -361,6 +361,6 @@ class RaggedRowsError(ValueError):
 
     def __init__(self, key: str, shapes: Sequence[tuple[int, ...]]) -> None:
         super().__init__(
-            f"rows of {key!r} have different shapes: {sorted(set(shapes))}; declare ragged={{{key!r}}} for a jagged "
-            "column, or pad them"
+            f"rows of {key!r} have different shapes: {sorted(set(shapes))}; declare ragged={{{key!r}}} for "
+            "a jagged column, or pad them"
         )

@@ -25,7 +25,7 @@ class DataProtoItem(BatchState):
 
     _row_dims: ClassVar[int] = 0
 
-    batch: BatchField = BatchField()
+    batch: BatchField = BatchField()  # noqa: RUF009 - a descriptor, no default that instances share
     non_tensor_batch: dict[str, Any] = field(default_factory=dict)
     meta_info: dict[str, Any] = field(default_factory=dict)
 

@@ -136,7 +136,8 @@ def reduce_metrics(
     Raises:
         MetricsError: no values, or weights that are missing, too few or add up to zero.
 
-    >>> reduce_metrics({"loss": [1.0, 4.0], "tokens": [2, 1]}, {"loss": WeightedMean("tokens"), "tokens": "sum"})
+    >>> rules = {"loss": WeightedMean("tokens"), "tokens": "sum"}
+    >>> reduce_metrics({"loss": [1.0, 4.0], "tokens": [2, 1]}, rules)
     {'loss': 2.0, 'tokens': 3}
     """
     flat, rules = flatten_metrics([metrics]), dict(rules or {})

@@ -36,7 +36,7 @@ class _DataProtoConfigMeta(type):
 
     @property
     def auto_padding(cls) -> bool:
-        """Whether every batch may be padded by dispatch; the environment variable VERL_AUTO_PADDING unless set."""
+        """Whether dispatch may pad every batch; follows the variable VERL_AUTO_PADDING unless set."""
         if cls._auto_padding is not None:
             return cls._auto_padding
         return os.environ.get("VERL_AUTO_PADDING", "").strip().lower() in ("1", "true")

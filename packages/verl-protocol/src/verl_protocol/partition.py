@@ -113,7 +113,7 @@ class _Candidate:
 
 
 def _differencing(weights: list[float], num_parts: int, equal_size: bool) -> Sequence[Sequence[int]]:
-    """Karmarkar-Karp: merge the two candidates most out of balance, heavy against light, until one is left."""
+    """Karmarkar-Karp: merge the two candidates most out of balance, heavy to light, until one is left."""
     candidates = _equal_size_seeds(weights, num_parts) if equal_size else _seeds(weights, num_parts)
     if not candidates:
         return [()] * num_parts

@@ -125,9 +125,9 @@ class BatchState:
         return count
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        from verl_protocol.wire import reduce_alone
+        from verl_protocol.wire_encoder import Encoder
 
-        return reduce_alone(self, protocol)
+        return Encoder(int(protocol)).reduce(self)
 
     def _private(self) -> dict[str, Any]:
         """Attributes beside columns and meta_info: flags of this class and whatever a subclass has added."""
