@@ -17,6 +17,7 @@ from verl_dispatch.worker import Worker
 __all__ = [
     "AmbiguousDirectMethodError",
     "ColocatedWorker",
+    "GroupViewError",
     "InvalidRolesError",
     "RoleSpec",
     "UnknownRoleError",
@@ -34,11 +35,23 @@ class InvalidRolesError(_Facts, ValueError):
 
 
 class UnknownRoleError(_Facts, KeyError):
-    """A role that is not colocated here."""
+    """A role that is not colocated here, or not of the class that was named."""
 
-    def __init__(self, role: str, known: tuple[str, ...]) -> None:
-        self.role, self.known = role, known
-        super().__init__(f"unknown role '{role}'; colocated roles: {', '.join(known)}")
+    def __init__(self, role: str, known: Mapping[str, str]) -> None:
+        self.role, self.known = role, dict(known)
+        roles = ", ".join(f"{name} ({cls})" for name, cls in known.items()) or "none"
+        super().__init__(f"unknown role '{role}'; colocated roles: {roles}")
+
+
+class GroupViewError(_Facts, RuntimeError):
+    """A spawned view asked to end or restart the workers that it shares with others."""
+
+    def __init__(self, action: str, role: str, parent: str) -> None:
+        self.action, self.role, self.parent = action, role, parent
+        super().__init__(
+            f"{action}() on the view of role '{role}': its workers belong to group '{parent}', "
+            f"from which it was spawned; call {action}() there"
+        )
 
 
 class AmbiguousDirectMethodError(_Facts, ValueError):
@@ -102,7 +115,8 @@ class ColocatedWorker(Worker):
         try:
             return self.worker_dict[role]
         except KeyError:
-            raise UnknownRoleError(role, tuple(self.worker_dict)) from None
+            known = {name: type(worker).__name__ for name, worker in self.worker_dict.items()}
+            raise UnknownRoleError(role, known) from None
 
     def role_method(self, role: str, method: str) -> Callable[..., Any]:
         """The bound method of one role's object."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -162,14 +162,14 @@ def building(
         _SITE.reset(token)
 
 
-@contextmanager
-def at_site(site: WorkerSite) -> Iterator[None]:
-    """Run a worker's method in this context, so that workers it makes inside know where they are."""
-    token = _SITE.set(site)
-    try:
-        yield
-    finally:
-        _SITE.reset(token)
+def enter_site(site: WorkerSite) -> Token[WorkerSite | None]:
+    """Say that a method of the worker at this site runs now, so that workers it makes know where they are."""
+    return _SITE.set(site)
+
+
+def leave_site(token: Token[WorkerSite | None]) -> None:
+    """Undo `enter_site`."""
+    _SITE.reset(token)
 
 
 def identity_of_new_worker(site: WorkerSite | None) -> RankInfo:

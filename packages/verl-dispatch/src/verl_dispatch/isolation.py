@@ -1,0 +1,183 @@
+"""Private copies of what passes between the driver and the workers of an in-process group.
+
+On a cluster every argument and answer is pickled on the way. Here they are copied instead, so that a worker
+never sees an object of the caller's or of another worker, and a program that works here works there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from verl_protocol import DataProto, DataProtoFuture
+from verl_protocol.jagged import is_jagged
+from verl_protocol.nested import is_tensordict
+from verl_protocol.wire import dumps, loads
+
+from verl_dispatch.argument_parts import PaddedPart
+from verl_dispatch.future_parts import FuturePart
+
+__all__ = ["private_arguments", "private_copy"]
+
+T = TypeVar("T")
+Memo = dict[int, Any]
+
+_SHARED_TYPES = frozenset(
+    [
+        *(int, float, complex, bool, str, bytes, type(None), type(...), type(NotImplemented), range, slice),
+        *(type, FunctionType, BuiltinFunctionType, ModuleType, torch.dtype, torch.device, torch.Size),
+    ]
+)
+"""Types whose objects cannot be changed, or stand for code: they pass as they are."""
+
+
+def private_copy(value: T) -> T:
+    """A copy that shares nothing with `value` that could be written to; what was one object stays one.
+
+    Futures stay the objects they are: each reading of them gives a copy of its own.
+
+    >>> mine = {"weights": [torch.zeros(2)]}
+    >>> yours = private_copy(mine)
+    >>> _ = yours["weights"][0].add_(1)
+    >>> mine["weights"][0].tolist()
+    [0.0, 0.0]
+    """
+    return value if type(value) in _SHARED_TYPES else _copied(value, {})
+
+
+def private_arguments(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], memo: Memo | None = None
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """One rank's own arguments: copies, and the values of futures among them.
+
+    Args:
+        args: positional arguments.
+        kwargs: keyword arguments.
+        memo: what has been copied before; ranks that pass the same one share the copies.
+    """
+    if not kwargs and _SHARED_TYPES.issuperset(map(type, args)):
+        return args, kwargs
+    memo = {} if memo is None else memo
+    return (
+        tuple([_argument(value, memo) for value in args]),
+        {name: _argument(value, memo) for name, value in kwargs.items()},
+    )
+
+
+def _argument(value: Any, memo: Memo) -> Any:
+    if isinstance(value, Future):
+        return private_copy(value.result())
+    return _copied(value, memo)
+
+
+def _copied(value: Any, memo: Memo) -> Any:
+    kind = type(value)
+    if kind in _SHARED_TYPES:
+        return value
+    known = memo.get(id(value))
+    if known is not None:
+        return known
+    made = _copier(value, kind)(value, memo)
+    # copy.deepcopy's own rule: the original is kept alive, so that its id means one object only.
+    memo[id(value)] = made
+    memo.setdefault(id(memo), []).append(value)
+    return made
+
+
+def _copier(value: Any, kind: type) -> Callable[[Any, Memo], Any]:
+    found = _COPIERS.get(kind)
+    if found is not None:
+        return found
+    if isinstance(value, torch.Tensor):
+        return _copy_tensor
+    if isinstance(value, DataProto):
+        return _copy_batch
+    if is_tensordict(value):
+        return _copy_tensordict
+    if isinstance(value, (Future, type)):
+        return _as_it_is
+    return copy.deepcopy
+
+
+def _as_it_is(value: Any, memo: Memo) -> Any:
+    return value
+
+
+def _copy_list(value: list[Any], memo: Memo) -> list[Any]:
+    if _SHARED_TYPES.issuperset(map(type, value)):
+        return value.copy()
+    made: list[Any] = []
+    memo[id(value)] = made  # what a cycle leads back to
+    made.extend([_copied(item, memo) for item in value])
+    return made
+
+
+def _copy_tuple(value: tuple[Any, ...], memo: Memo) -> tuple[Any, ...]:
+    if _SHARED_TYPES.issuperset(map(type, value)):
+        return value
+    items = tuple([_copied(item, memo) for item in value])
+    # A cycle through this tuple has made the copy already.
+    known: tuple[Any, ...] = memo.get(id(value), items)
+    return known
+
+
+def _copy_dict(value: dict[Any, Any], memo: Memo) -> dict[Any, Any]:
+    made: dict[Any, Any] = {}
+    memo[id(value)] = made
+    made.update({_copied(key, memo): _copied(item, memo) for key, item in value.items()})
+    return made
+
+
+def _copy_array(value: Any, memo: Memo) -> Any:
+    made = value.copy()
+    if value.dtype == object:
+        flat, source = made.reshape(-1), value.reshape(-1)
+        for index, item in enumerate(source):
+            flat[index] = _copied(item, memo)
+        made = flat.reshape(value.shape)
+    return made
+
+
+def _copy_tensor(value: torch.Tensor, memo: Memo) -> torch.Tensor:
+    if isinstance(value, torch.nn.Parameter):
+        return torch.nn.Parameter(value.detach().clone(), value.requires_grad)
+    if type(value) is not torch.Tensor and not is_jagged(value):
+        return copy.deepcopy(value, memo)
+    made = value.detach().clone()
+    # The history of a computation stays where it was made.
+    return made.requires_grad_() if value.requires_grad and value.is_leaf else made
+
+
+def _copy_batch(value: DataProto, memo: Memo) -> DataProto:
+    made = value._map_rows(
+        lambda columns: {key: _copied(column, memo) for key, column in columns.items()}, value._row_count()
+    )
+    made.meta_info = _copied(value.meta_info, memo)
+    made.__dict__.update({name: _copied(item, memo) for name, item in value._private().items()})
+    return made
+
+
+def _copy_tensordict(value: Any, memo: Memo) -> Any:
+    return loads(*dumps(value))
+
+
+def _copy_padded(value: PaddedPart, memo: Memo) -> PaddedPart:
+    return PaddedPart(_copied(value.value, memo), value.trim)
+
+
+_COPIERS: dict[type, Callable[[Any, Memo], Any]] = {
+    list: _copy_list,
+    tuple: _copy_tuple,
+    dict: _copy_dict,
+    np.ndarray: _copy_array,
+    torch.Tensor: _copy_tensor,
+    torch.nn.Parameter: _copy_tensor,
+    DataProtoFuture: _as_it_is,
+    FuturePart: _as_it_is,
+    PaddedPart: _copy_padded,
+}

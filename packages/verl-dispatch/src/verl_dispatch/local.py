@@ -1,0 +1,281 @@
+"""The in-process backend: a group whose workers live in the caller's own process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Self, TypeVar
+
+from verl_dispatch.colocate import ColocatedWorker, GroupViewError, InvalidRolesError, UnknownRoleError
+from verl_dispatch.errors import CallTimeout
+from verl_dispatch.local_answer import LocalAnswer, LocalCall
+from verl_dispatch.local_state import LocalState
+from verl_dispatch.options import CallOptions
+from verl_dispatch.plan import CallPlan
+from verl_dispatch.tracing import current_timer
+from verl_dispatch.worker_group import RESERVED_NAMES, WorkerGroup
+
+__all__ = ["LocalWorkerGroup"]
+
+W = TypeVar("W")
+GRACE_S = 1.0
+
+
+class LocalWorkerGroup(WorkerGroup[W, "Future[Any]"]):
+    """A group without a cluster: the same modes, checks, errors and isolation, in this process.
+
+    Ranks run one after the other in the calling thread, so that a breakpoint in a worker method works; each
+    sees torchrun's variables while it runs. With `concurrent=True` each rank has a thread and ranks can meet
+    through `Worker.process_group()`; the environment then stays as it is. Arguments and answers are
+    copied, as on a cluster; what a process has once, such as torch's default random generator, ranks share.
+
+    Args:
+        cls: the worker class, or an object with `cls`, `args` and `kwargs` such as `ClassWithInitArgs`.
+        world_size: number of workers.
+        *args: for the worker's constructor.
+        concurrent: give each rank a thread.
+        name_prefix: name of the group in messages and in `WG_PREFIX`.
+        **kwargs: for the worker's constructor.
+
+    Raises:
+        WorkerGroupError: a constructor failed; it names the ranks.
+        ReservedNameError: a registered method is named like something the group needs.
+
+    Example:
+        >>> from verl_dispatch import Dispatch, Worker, register
+        >>> class Greeter(Worker):
+        ...     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        ...     def greet(self, name: str) -> str:
+        ...         return f"{name} from {self.rank} of {self.world_size}"
+        >>> with LocalWorkerGroup(Greeter, 2) as group:
+        ...     group.greet("hello")
+        ['hello from 0 of 2', 'hello from 1 of 2']
+    """
+
+    def __init__(
+        self,
+        cls: type[W] | Any,
+        world_size: int,
+        *args: Any,
+        concurrent: bool = False,
+        name_prefix: str = "",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        cls, args, kwargs = _unpacked(cls, args, kwargs)
+        self._world_size = _checked_world_size(world_size)
+        self.name_prefix = name_prefix
+        self._role: str | None = None
+        self._registered_methods(cls)
+        name = name_prefix or f"{type(self).__name__}[{cls.__name__}]"
+        self._state = LocalState(name, name_prefix, cls, world_size, args, kwargs, concurrent)
+        self._start()
+        self._bind_worker_method(cls)
+
+    def _start(self) -> None:
+        self._generation_seen = self._state.generation
+        self._state.build()
+
+    # --- what the base asks of a backend -------------------------------------------------------------------
+
+    def _send(self, plan: CallPlan, options: CallOptions) -> Sequence[LocalAnswer]:
+        call = LocalCall(self._state, self._name(), plan.method, plan.called_ranks)
+        self._state.run(call, plan, self._role)
+        timer = current_timer()
+        if timer is not None:
+            for answer in call.answers:
+                answer.report_to(timer)
+        return call.answers
+
+    def _wait(self, plan: CallPlan, pendings: Sequence[LocalAnswer], timeout_s: float | None) -> list[Any]:
+        if not pendings:
+            return []
+        call = pendings[0].call
+        call.check_generation()
+        call.wait(timeout_s, GRACE_S)
+        self._check(call, timeout_s)
+        if plan.fetches_all:
+            return [answer.value for answer in pendings]
+        return [answer.value for answer in self._fetched(plan, pendings)]
+
+    def _check(self, call: LocalCall, timeout_s: float | None) -> None:
+        """Raise for ranks that failed, or took too long; where ranks take turns, each has the whole time."""
+        failures = call.failures()
+        if failures:
+            silent = call.silent_ranks()
+            self._state.note_failures(call.method, failures, silent)
+            raise call.error(failures, silent)
+        if timeout_s is not None:
+            late = [answer.rank for answer in call.answers if not answer.done or answer.seconds > timeout_s]
+            if late:
+                raise CallTimeout(call.name, call.method, timeout_s, late)
+
+    def _fetched(self, plan: CallPlan, pendings: Sequence[LocalAnswer]) -> list[LocalAnswer]:
+        by_rank = {answer.rank: answer for answer in pendings}
+        return [by_rank[rank] for rank in plan.fetched_ranks]
+
+    def _futures(self, plan: CallPlan, pendings: Sequence[LocalAnswer]) -> list[Future[Any]]:
+        return [answer.future() for answer in self._fetched(plan, pendings)]
+
+    def _stream(
+        self, plan: CallPlan, pendings: Sequence[LocalAnswer], timeout_s: float | None
+    ) -> Iterator[tuple[int, Any]]:
+        waiting = self._fetched(plan, pendings)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while waiting:
+            call = waiting[0].call
+            call.check_generation()
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not call.wait_for_any(waiting, left) or call.failures():
+                self._wait(plan, pendings, 0.0 if timeout_s is None else left)
+            ready = [answer for answer in waiting if answer.done]
+            waiting = [answer for answer in waiting if not answer.done]
+            for answer in ready:
+                yield answer.rank, answer.value
+
+    def _done(self, plan: CallPlan, pendings: Sequence[LocalAnswer]) -> bool:
+        return not pendings or pendings[0].call.is_done() or bool(pendings[0].call.failures())
+
+    def _check_usable(self, method: str) -> None:
+        state = self._state
+        state.check_usable(self._name(), method)
+        if self._generation_seen != state.generation:
+            self._generation_seen = state.generation
+            self.forget_meshes()
+
+    def _name(self) -> str:
+        return self._state.name if self._role is None else f"{self._state.name}.{self._role}"
+
+    def start_worker_aliveness_check(self, every_n_seconds: float = 1) -> None:
+        """Does nothing: workers in this process cannot die unseen."""
+
+    # --- life ----------------------------------------------------------------------------------------------
+
+    @property
+    def generation(self) -> int:
+        """How often the group has been restarted."""
+        return self._state.generation
+
+    @property
+    def workers(self) -> list[Any]:
+        """The workers themselves, in rank order, for a look inside."""
+        workers = self._state.workers
+        if self._role is None:
+            return workers
+        return [worker.role_worker(self._role) for worker in workers]
+
+    @property
+    def worker_names(self) -> list[str]:
+        """A name for each worker, in rank order."""
+        return [f"{self._name()}:{rank}" for rank in range(self.world_size)]
+
+    @property
+    def master_address(self) -> str:
+        """The address that workers see as MASTER_ADDR."""
+        return self._state.master_address
+
+    @property
+    def master_port(self) -> str:
+        """The port that workers see as MASTER_PORT; another one in each generation."""
+        return self._state.master_port
+
+    def startup_report(self) -> dict[str, float | int]:
+        """Seconds that the start took, stage by stage, and which rank took longest."""
+        return self._state.report()
+
+    def restart(self) -> None:
+        """Build all workers anew from the same class and arguments; old futures and meshes are dropped.
+
+        Raises:
+            GroupViewError: this is a spawned view.
+        """
+        self._refuse_view("restart")
+        self._state.restart()
+        self._generation_seen = self._state.generation
+        self.forget_meshes()
+
+    def shutdown(self) -> None:
+        """End the workers; calls are refused from now on. Calling it again does nothing.
+
+        Raises:
+            GroupViewError: this is a spawned view.
+        """
+        self._refuse_view("shutdown")
+        self._state.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._role is None:
+            self.shutdown()
+
+    def _refuse_view(self, action: str) -> None:
+        if self._role is not None:
+            raise GroupViewError(action, self._role, self._state.name)
+
+    # --- roles in one process ------------------------------------------------------------------------------
+
+    def spawn(self, prefix_set: Iterable[str]) -> dict[str, LocalWorkerGroup[Any]]:
+        """Views of this group for some of its roles: each offers the methods of one role's class.
+
+        Views share workers, failure and generation with this group, which alone restarts and shuts down.
+
+        Raises:
+            UnknownRoleError: a role that is not colocated here.
+        """
+        return {role: self.role(role) for role in dict.fromkeys(prefix_set)}
+
+    def fuse(self, prefix_set: Iterable[str]) -> None:
+        """Make views of roles attributes of this group: `group.actor.update(...)`.
+
+        Raises:
+            UnknownRoleError: a role that is not colocated here.
+            InvalidRolesError: a role named like something the group needs.
+        """
+        views = self.spawn(prefix_set)
+        for role in views:
+            if role in RESERVED_NAMES or hasattr(type(self), role) or role in self._methods:
+                raise InvalidRolesError(
+                    role, "role names that the group does not need for itself, to fuse them"
+                )
+        self.__dict__.update(views)
+        self.wg_dict = views
+
+    def role(self, name: str, cls: type[Any] | None = None) -> LocalWorkerGroup[Any]:
+        """A view of one role; `cls`, its worker class, tells type checkers its methods.
+
+        Raises:
+            UnknownRoleError: a role that is not colocated here, or is of another class.
+        """
+        classes = _role_classes(self._state.cls)
+        if name not in classes or (cls is not None and not issubclass(classes[name], cls)):
+            raise UnknownRoleError(name, {role: found.__name__ for role, found in classes.items()})
+        view = object.__new__(type(self))
+        WorkerGroup.__init__(view)
+        view._world_size, view.name_prefix = self._world_size, name
+        view._state, view._role, view._generation_seen = self._state, name, self._generation_seen
+        view._bind_worker_method(classes[name])
+        return view
+
+
+def _role_classes(cls: type) -> Mapping[str, type]:
+    return cls.raw_cls_dict if issubclass(cls, ColocatedWorker) else {}
+
+
+def _unpacked(
+    given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
+    if isinstance(given, type):
+        return given, args, kwargs
+    cls = getattr(given, "cls", None)
+    if not isinstance(cls, type):
+        raise TypeError(f"cls must be a class, or an object with cls, args and kwargs, got {given!r}")
+    return cls, (*given.args, *args), {**given.kwargs, **kwargs}
+
+
+def _checked_world_size(world_size: Any) -> int:
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise ValueError(f"world_size must be a whole number of at least 1, got {world_size!r}")
+    return world_size

@@ -1,0 +1,154 @@
+"""One call under way on an in-process group, and the answer that each called rank gives."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from verl_dispatch.errors import WorkerFailure, WorkerGroupError
+from verl_dispatch.isolation import private_copy
+from verl_dispatch.tracing import CallTimer
+
+__all__ = ["LocalAnswer", "LocalCall", "LocalFuture"]
+
+
+class LocalFuture(Future[Any]):
+    """The answer of one rank to a non-blocking call; every reading gives a copy of its own."""
+
+    def __init__(self, call: LocalCall) -> None:
+        super().__init__()
+        self._call = call
+        # A call that was sent runs to its end: it can no longer be cancelled.
+        self.set_running_or_notify_cancel()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The rank's answer.
+
+        Raises:
+            WorkerGroupError: the rank failed, or the group was restarted since.
+            TimeoutError: no answer in time.
+        """
+        self._call.check_generation()
+        return private_copy(super().result(timeout))
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.wrap_future(self).__await__()
+
+
+class LocalAnswer:
+    """What one rank answers: a value or a failure, once it is done."""
+
+    __slots__ = ("call", "done", "failure", "rank", "seconds", "timer", "value", "watchers")
+
+    def __init__(self, call: LocalCall, rank: int) -> None:
+        self.call = call
+        self.rank = rank
+        self.done = False
+        self.value: Any = None
+        self.failure: WorkerFailure | None = None
+        self.seconds = 0.0
+        self.timer: CallTimer | None = None
+        self.watchers: list[LocalFuture] = []
+
+    def future(self) -> LocalFuture:
+        """A future of this answer."""
+        future = LocalFuture(self.call)
+        with self.call.changed:
+            if not self.done:
+                self.watchers.append(future)
+                return future
+        self._fulfil(future)
+        return future
+
+    def report_to(self, timer: CallTimer) -> None:
+        """Tell the timer of a traced call when this rank has answered."""
+        with self.call.changed:
+            if not self.done:
+                self.timer = timer
+                return
+        timer.rank_answered(self.rank)
+
+    def _fulfil(self, future: LocalFuture) -> None:
+        if self.failure is None:
+            future.set_result(self.value)
+        else:
+            future.set_exception(self.call.error({self.rank: self.failure}))
+
+
+class LocalCall:
+    """A call that was sent to some ranks: knows which have answered, and can be waited for."""
+
+    def __init__(self, state: Any, name: str, method: str, ranks: Sequence[int]) -> None:
+        self.state = state
+        self.name = name
+        self.method = method
+        self.generation: int = state.generation
+        self.changed: threading.Condition = state.changed
+        self.answers = [LocalAnswer(self, rank) for rank in ranks]
+
+    def settle(self, answer: LocalAnswer, value: Any, failure: WorkerFailure | None) -> None:
+        """Take a rank's answer; the first one counts."""
+        with self.changed:
+            if answer.done:
+                return
+            answer.value, answer.failure, answer.done = value, failure, True
+            watchers, answer.watchers = answer.watchers, []
+            self.changed.notify_all()
+        if answer.timer is not None:
+            answer.timer.rank_answered(answer.rank)
+        for future in watchers:
+            answer._fulfil(future)
+
+    def wait(self, timeout_s: float | None, grace_s: float) -> None:
+        """Wait until all ranks have answered, one has failed and the grace is over, or the time is."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self.changed:
+            self.changed.wait_for(self._is_decided, timeout_s)
+            if not self.is_done() and self.failures():
+                left = grace_s if deadline is None else min(grace_s, max(0.0, deadline - time.monotonic()))
+                self.changed.wait_for(self.is_done, left)
+
+    def wait_for_any(self, answers: Sequence[LocalAnswer], timeout_s: float | None) -> bool:
+        """Wait until one of these ranks has answered, or any rank has failed; False if the time is over."""
+        with self.changed:
+            return self.changed.wait_for(
+                lambda: any(answer.done for answer in answers) or bool(self.failures()), timeout_s
+            )
+
+    def is_done(self) -> bool:
+        """Whether every called rank has answered."""
+        return all(answer.done for answer in self.answers)
+
+    def _is_decided(self) -> bool:
+        return any(answer.failure is not None for answer in self.answers) or self.is_done()
+
+    def failures(self) -> dict[int, WorkerFailure]:
+        """The failures so far, by rank."""
+        return {answer.rank: answer.failure for answer in self.answers if answer.failure is not None}
+
+    def silent_ranks(self) -> list[int]:
+        """Ranks that have not answered."""
+        return [answer.rank for answer in self.answers if not answer.done]
+
+    def error(self, failures: dict[int, WorkerFailure], silent: Sequence[int] = ()) -> WorkerGroupError:
+        """What the caller is told about these failures."""
+        error = WorkerGroupError(self.name, self.method, failures, silent)
+        error.__cause__ = next((failure.cause for failure in failures.values()), None)
+        return error
+
+    def check_generation(self) -> None:
+        """Refuse what was sent before a restart.
+
+        Raises:
+            WorkerGroupError: the group was restarted since.
+        """
+        if self.generation != self.state.generation:
+            reason = (
+                f"sent to generation {self.generation} of the group, which has been restarted since "
+                f"(now {self.state.generation}); call the method again"
+            )
+            raise WorkerGroupError(self.name, self.method, reason=reason)
