@@ -1,6 +1,6 @@
 """The public names and their parameters, as code written for this design expects them.
 
-A signature is compared by its leading parameters: new ones may be added behind, keyword-only or with defaults.
+A signature is compared by its leading parameters: new ones may follow, keyword-only or with defaults.
 """
 
 import importlib
@@ -177,7 +177,7 @@ sort_placement_group_by_node_ip(pgs)
 RayClassWithInitArgs(cls)
 RayClassWithInitArgs.update_options(options)
 RayClassWithInitArgs.set_additional_resource
-RayWorkerGroup(resource_pool, ray_cls_with_init, bin_pack, name_prefix, detached, worker_names, worker_handles)
+RayWorkerGroup(resource_pool, ray_cls_with_init, bin_pack, name_prefix, detached)
 RayWorkerGroup.execute_all(method_name)
 RayWorkerGroup.execute_all_sync(method_name)
 RayWorkerGroup.execute_all_async(method_name)

@@ -1,4 +1,4 @@
-"""Run the benchmarks that lie beside the packages: `python tests/tools/bench.py [protocol|dispatch|ray|all] [--json FILE]`."""
+"""Run the benchmarks that lie beside the packages, in turn."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ LAYERS = ("protocol", "dispatch", "ray")
 
 
 def run_layer(layer: str, json_file: Path, rest: list[str]) -> int:
-    """Run one layer's benchmark in a process of its own; its tables go to stdout, its numbers to `json_file`."""
+    """Run one layer's benchmark in a process of its own; tables to stdout, numbers to a file."""
     script = ROOT / f"packages/verl-{layer}/benchmarks/bench_{layer}.py"
     return subprocess.run(
         [sys.executable, str(script), "--json", str(json_file), *rest], check=False
