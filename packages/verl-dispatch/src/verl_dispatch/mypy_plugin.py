@@ -46,6 +46,7 @@ ARG: Final = "verl_dispatch.typed_modes.Arg"
 RES: Final = "verl_dispatch.typed_modes.Res"
 REF: Final = "verl_dispatch.typed_modes.Ref"
 BATCH: Final = "verl_dispatch.typed_modes.Batch"
+UNKNOWN: Final = "verl_dispatch.typed_modes.Unknown"
 
 
 def plugin(version: str) -> type[Plugin]:
@@ -110,6 +111,8 @@ def _on_group(name: str, group: Instance, method: Instance, ref: ProperType, ctx
     """The registered method as the group has it, or `ctx.default_attr_type` where its types are not known."""
     _, signature, mode, blocking = map(get_proper_type, method.args)
     shape = get_proper_type(ctx.default_attr_type)
+    if isinstance(mode, Instance) and _takes_anything(mode):
+        return shape
     if not (
         isinstance(signature, CallableType) and isinstance(mode, Instance) and isinstance(shape, Instance)
     ):
@@ -119,6 +122,11 @@ def _on_group(name: str, group: Instance, method: Instance, ref: ProperType, ctx
     if len(bound) == 1:
         return bound[0]
     return Overloaded([form.copy_modified(fallback=bound[0].fallback) for form in bound[1:]])
+
+
+def _takes_anything(mode: Instance) -> bool:
+    takes = _arguments_as(mode, {MODE})[0]
+    return isinstance(takes, Instance) and takes.type.fullname == UNKNOWN
 
 
 def _forms(mode: Instance) -> list[Instance]:

@@ -2,6 +2,8 @@
 
 The overloads map forms of modes, not modes by name, to the `Method` that a group is called with. Types cannot
 be mapped over a parameter list, so a form that adapts its parameters has one overload per number of them.
+A method that returns a coroutine answers what it gives when awaited; types that pass for anything, coroutines
+too, are therefore picked out first.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from verl_dispatch.typed_methods import (
     BatchMethod,
     HasDefault1,
     HasDefault2,
-    HasDefault3,
     Later,
     ListMethod,
     Method,
@@ -27,12 +28,12 @@ from verl_dispatch.typed_methods import (
     R,
     SomeMethod,
     W,
+    X,
 )
 from verl_dispatch.typed_modes import Mode, PerWorker, PerWorkerOrRows, Res, Rows, Whole
 
 A1 = TypeVar("A1")
 A2 = TypeVar("A2")
-A3 = TypeVar("A3")
 W_co = TypeVar("W_co", covariant=True)
 F_co = TypeVar("F_co", covariant=True)
 M_co = TypeVar("M_co", covariant=True)
@@ -49,12 +50,20 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
     # Arguments as they are: the group has the method's own parameters.
     @overload
     def __get__(
+        self: Registered[W, Callable[P, X], Mode[Whole, list[Res], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, P, X, B]: ...
+    @overload
+    def __get__(
         self: Registered[W, Callable[P, Later[R]], Mode[Whole, list[Res], Any], B], obj: None, owner: Any
     ) -> ListMethod[W, P, R, B]: ...
     @overload
     def __get__(
         self: Registered[W, Callable[P, R], Mode[Whole, list[Res], Any], B], obj: None, owner: Any
     ) -> ListMethod[W, P, R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[P, X], Mode[Whole, Res, Any], B], obj: None, owner: Any
+    ) -> OneMethod[W, P, X, B]: ...
     @overload
     def __get__(
         self: Registered[W, Callable[P, Later[R]], Mode[Whole, Res, Any], B], obj: None, owner: Any
@@ -83,6 +92,10 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
     ) -> ListMethod[W, ..., R, B]: ...
     @overload
     def __get__(
+        self: Registered[W, HasDefault1[X], Mode[Any, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, ..., X, B]: ...
+    @overload
+    def __get__(
         self: Registered[W, HasDefault1[Later[R]], Mode[Any, Res, Any], B], obj: None, owner: Any
     ) -> BatchMethod[W, ..., R, B]: ...
     @overload
@@ -99,27 +112,15 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
     ) -> ListMethod[W, ..., R, B]: ...
     @overload
     def __get__(
+        self: Registered[W, HasDefault2[X], Mode[Any, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, ..., X, B]: ...
+    @overload
+    def __get__(
         self: Registered[W, HasDefault2[Later[R]], Mode[Any, Res, Any], B], obj: None, owner: Any
     ) -> BatchMethod[W, ..., R, B]: ...
     @overload
     def __get__(
         self: Registered[W, HasDefault2[R], Mode[Any, Res, Any], B], obj: None, owner: Any
-    ) -> BatchMethod[W, ..., R, B]: ...
-    @overload
-    def __get__(
-        self: Registered[W, HasDefault3[Later[R]], Mode[Any, list[Res], Any], B], obj: None, owner: Any
-    ) -> ListMethod[W, ..., R, B]: ...
-    @overload
-    def __get__(
-        self: Registered[W, HasDefault3[R], Mode[Any, list[Res], Any], B], obj: None, owner: Any
-    ) -> ListMethod[W, ..., R, B]: ...
-    @overload
-    def __get__(
-        self: Registered[W, HasDefault3[Later[R]], Mode[Any, Res, Any], B], obj: None, owner: Any
-    ) -> BatchMethod[W, ..., R, B]: ...
-    @overload
-    def __get__(
-        self: Registered[W, HasDefault3[R], Mode[Any, Res, Any], B], obj: None, owner: Any
     ) -> BatchMethod[W, ..., R, B]: ...
 
     # Adapted arguments: one without a default.
@@ -153,6 +154,10 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
     def __get__(
         self: Registered[W, Callable[[A1], R], Mode[Rows, list[Res], Any], B], obj: None, owner: Any
     ) -> ListMethod[W, [OfRows[A1]], R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[[A1], X], Mode[Rows, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, [OfRows[A1]], X, B]: ...
     @overload
     def __get__(
         self: Registered[W, Callable[[A1], Later[R]], Mode[Rows, Res, Any], B], obj: None, owner: Any
@@ -197,56 +202,16 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
     ) -> ListMethod[W, [OfRows[A1], OfRows[A2]], R, B]: ...
     @overload
     def __get__(
+        self: Registered[W, Callable[[A1, A2], X], Mode[Rows, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, [OfRows[A1], OfRows[A2]], X, B]: ...
+    @overload
+    def __get__(
         self: Registered[W, Callable[[A1, A2], Later[R]], Mode[Rows, Res, Any], B], obj: None, owner: Any
     ) -> BatchMethod[W, [OfRows[A1], OfRows[A2]], R, B]: ...
     @overload
     def __get__(
         self: Registered[W, Callable[[A1, A2], R], Mode[Rows, Res, Any], B], obj: None, owner: Any
     ) -> BatchMethod[W, [OfRows[A1], OfRows[A2]], R, B]: ...
-
-    # Adapted arguments: three without a default.
-    @overload
-    def __get__(
-        self: Registered[W, Callable[[A1, A2, A3], Later[R]], Mode[PerWorker, list[Res], Any], B],
-        obj: None,
-        owner: Any,
-    ) -> ListMethod[W, [OfWorkers[A1], OfWorkers[A2], OfWorkers[A3]], R, B]: ...
-    @overload
-    def __get__(
-        self: Registered[W, Callable[[A1, A2, A3], R], Mode[PerWorker, list[Res], Any], B],
-        obj: None,
-        owner: Any,
-    ) -> ListMethod[W, [OfWorkers[A1], OfWorkers[A2], OfWorkers[A3]], R, B]: ...
-    @overload
-    def __get__(
-        self: Registered[W, Callable[[A1, A2, A3], Later[R]], Mode[PerWorkerOrRows, list[Res], Any], B],
-        obj: None,
-        owner: Any,
-    ) -> ListMethod[W, [OfEither[A1], OfEither[A2], OfEither[A3]], R, B]: ...
-    @overload
-    def __get__(
-        self: Registered[W, Callable[[A1, A2, A3], R], Mode[PerWorkerOrRows, list[Res], Any], B],
-        obj: None,
-        owner: Any,
-    ) -> ListMethod[W, [OfEither[A1], OfEither[A2], OfEither[A3]], R, B]: ...
-    @overload
-    def __get__(
-        self: Registered[W, Callable[[A1, A2, A3], Later[R]], Mode[Rows, list[Res], Any], B],
-        obj: None,
-        owner: Any,
-    ) -> ListMethod[W, [OfRows[A1], OfRows[A2], OfRows[A3]], R, B]: ...
-    @overload
-    def __get__(
-        self: Registered[W, Callable[[A1, A2, A3], R], Mode[Rows, list[Res], Any], B], obj: None, owner: Any
-    ) -> ListMethod[W, [OfRows[A1], OfRows[A2], OfRows[A3]], R, B]: ...
-    @overload
-    def __get__(
-        self: Registered[W, Callable[[A1, A2, A3], Later[R]], Mode[Rows, Res, Any], B], obj: None, owner: Any
-    ) -> BatchMethod[W, [OfRows[A1], OfRows[A2], OfRows[A3]], R, B]: ...
-    @overload
-    def __get__(
-        self: Registered[W, Callable[[A1, A2, A3], R], Mode[Rows, Res, Any], B], obj: None, owner: Any
-    ) -> BatchMethod[W, [OfRows[A1], OfRows[A2], OfRows[A3]], R, B]: ...
 
     # Any other parameters.
     @overload
@@ -257,6 +222,10 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
     def __get__(
         self: Registered[W, Callable[P, R], Mode[Any, list[Res], Any], B], obj: None, owner: Any
     ) -> ListMethod[W, ..., R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[P, X], Mode[Any, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, ..., X, B]: ...
     @overload
     def __get__(
         self: Registered[W, Callable[P, Later[R]], Mode[Any, Res, Any], B], obj: None, owner: Any

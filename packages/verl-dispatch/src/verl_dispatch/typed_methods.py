@@ -25,7 +25,7 @@ from verl_dispatch.typed_modes import Mode, Ref
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
-    from verl_protocol import DataProtoFuture
+    from verl_protocol.futures import DataProtoFuture
 
     from verl_dispatch.markers import Broadcast
     from verl_dispatch.typed_access import Registered
@@ -83,6 +83,14 @@ SomeMethod: TypeAlias = "Method[W, GP, R, dict[int, R], dict[int, Ref[R]], B]"
 BatchMethod: TypeAlias = "Method[W, GP, R, R, DataProtoFuture[R], B]"
 
 Later: TypeAlias = "Coroutine[Any, Any, R]"
+
+
+class NobodyReturnsThis:
+    """Only types that pass for anything do: Any, and classes with a base that checkers do not know."""
+
+
+X = TypeVar("X", bound=NobodyReturnsThis)
+
 OfRows: TypeAlias = "A | DataProtoFuture[A] | Broadcast[A]"
 OfWorkers: TypeAlias = "Sequence[A] | Broadcast[A]"
 OfEither: TypeAlias = "Sequence[A] | A | DataProtoFuture[A] | Broadcast[A]"
@@ -100,15 +108,10 @@ class HasDefault2(Protocol[R_co]):
     def __call__(self, first: Any, second: Any = ..., /) -> R_co: ...
 
 
-class HasDefault3(Protocol[R_co]):
-    """A method whose third parameter may be left out."""
-
-    def __call__(self, first: Any, second: Any, third: Any = ..., /) -> R_co: ...
-
-
 class Decorator(Generic[M, B]):
     """What `register(...)` returns: makes a method a registered one."""
 
+    # One signature: overloads here would turn any method with an Any in its signature into Any.
     def __call__(self, function: Callable[Concatenate[W, P], R], /) -> Registered[W, Callable[P, R], M, B]:
         raise NotImplementedError
 

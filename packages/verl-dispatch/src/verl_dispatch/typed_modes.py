@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, TypeAlias, Type
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
-    from verl_protocol import DataProto, DataProtoFuture
+    from verl_protocol.batch import DataProto
+    from verl_protocol.futures import DataProtoFuture
 
     from verl_dispatch.markers import Broadcast
     from verl_dispatch.modes import Dispatch, Execute
@@ -37,6 +38,10 @@ class Arg:
 
 class Res:
     """Stands for what the worker's method returns; for an async method, what it returns when awaited."""
+
+
+class Unknown:
+    """Stands for what cannot be said: anything is taken, or given."""
 
 
 class Ref(Generic[X_co]):
@@ -113,7 +118,9 @@ class NdBatches(Mode[Rows, Res, "DataProtoFuture[Res]"]):
         raise NotImplementedError
 
 
-CustomMode: TypeAlias = "Mode[Any, Any, Any]"
+class CustomMode(Mode[Unknown, Unknown, Unknown]): ...
+
+
 WholeMode: TypeAlias = "RankZero | OneToAll | AllToAll"
 SplittingMode: TypeAlias = (
     "DpCompute | DpComputeProto | DpComputeProtoWithFunc | DpComputeMetric"

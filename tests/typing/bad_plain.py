@@ -1,0 +1,61 @@
+"""Mistakes that are found without the plugin: every line marked here must be an error."""
+
+from tests.typing.workers import Other, Trainer
+from verl_dispatch import Dispatch, Execute, LocalWorkerGroup, Worker, make_nd_compute_dataproto_dispatch_fn, register
+from verl_protocol import DataProto
+
+
+class Wrong(Worker):
+    @register(dispatch_mode=Dispatch.ONE_TO_AL)  # type: ignore[attr-defined]
+    def misspelt(self) -> None: ...
+
+    @register(execute_mode=Execute.RANK_ONE)  # type: ignore[attr-defined]
+    def misspelt_too(self) -> None: ...
+
+    @register(Dispatch.DP_COMPUTE, Execute.RANK_ZERO)  # type: ignore[arg-type]
+    def refused(self, value: int) -> int:
+        return value
+
+    @register(Dispatch.DP_COMPUTE_PROTO, execute_mode=Execute.RANK_ZERO, blocking=False)  # type: ignore[arg-type]
+    def refused_too(self, batch: DataProto) -> DataProto:
+        return batch
+
+    @register(Dispatch.ONE_TO_ONE, execute_mode=Execute.RANK_ZERO)  # type: ignore[arg-type]
+    def refused_by_rank(self, value: int) -> int:
+        return value
+
+    @register(make_nd_compute_dataproto_dispatch_fn("actor"), execute_mode=Execute.RANK_ZERO)  # type: ignore[arg-type]
+    def refused_on_mesh(self, batch: DataProto) -> DataProto:
+        return batch
+
+
+def constructor_arguments() -> None:
+    LocalWorkerGroup(Trainer, 2)  # type: ignore[call-arg]
+    LocalWorkerGroup(Trainer, 2, lr="much")  # type: ignore[arg-type]
+    LocalWorkerGroup(Trainer, 2, lr=0.1, nme="x")  # type: ignore[call-arg]
+
+
+def arguments(group: LocalWorkerGroup[Trainer], batch: DataProto) -> None:
+    group.call(Trainer.lod, "path")  # type: ignore[attr-defined]
+    group.call(Trainer.helper)  # type: ignore[arg-type]
+    group.call(Other.size)  # type: ignore[arg-type]
+    group.call(Trainer.load)  # type: ignore[call-arg]
+    group.call(Trainer.load, 1)  # type: ignore[arg-type]
+    group.call(Trainer.load, "path", stric=True)  # type: ignore[call-arg]
+    group.call(Trainer.update_actor, [batch])  # type: ignore[arg-type]
+    group.call(Trainer.update_actor, batch, batch)  # type: ignore[call-arg]
+    group.call(Trainer.seed, 1, ["a"])  # type: ignore[arg-type]
+    group.submit(Trainer.load, 1)  # type: ignore[arg-type]
+    group.stream(Trainer.load, 1)  # type: ignore[arg-type]
+    group.bind(Trainer.load)(1)  # type: ignore[arg-type]
+    group.bind(Trainer.load).submit(1)  # type: ignore[arg-type]
+    group.bind(Trainer.load).options(timeout="long")  # type: ignore[call-overload]
+    group.bind(Other.size)  # type: ignore[arg-type]
+    group.on.load(1)  # type: ignore[arg-type]
+    group.on.lod("path")  # type: ignore[attr-defined]
+
+
+def results(group: LocalWorkerGroup[Trainer], batch: DataProto) -> None:
+    group.call(Trainer.load, "path").upper()  # type: ignore[attr-defined]
+    group.call(Trainer.update_actor, batch).append(batch)  # type: ignore[attr-defined]
+    group.bind(Trainer.generate)(batch).meta_info  # type: ignore[attr-defined]

@@ -1,0 +1,76 @@
+"""Group calls are typed: what is right is accepted with the right type, and what is wrong is an error.
+
+The files beside this one hold `assert_type` lines (`ok_*`) and lines that must be errors (`bad_*`: an ignore that
+is not needed is itself an error).
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SOURCES = [str(path) for path in sorted(ROOT.glob("packages/*/src"))]
+PLAIN = sorted(HERE.glob("*_plain.py"))
+WITH_PLUGIN = sorted(HERE.glob("*_plugin.py"))
+PLUGIN = "plugins = verl_dispatch.mypy_plugin"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def mypy(files: list[Path], folder: Path, *, plugin: bool, cwd: Path = ROOT) -> list[str]:
+    """The errors of one run; runs with and without the plugin have separate caches, which live across sessions."""
+    kind = "plugin" if plugin else "plain"
+    config = folder / f"{kind}.ini"
+    lines = ["[mypy]", "strict = True", "python_version = 3.11", "explicit_package_bases = True"]
+    lines += ["warn_unreachable = True", f"mypy_path = {':'.join([*SOURCES, str(ROOT)])}", PLUGIN if plugin else ""]
+    config.write_text("\n".join(lines))
+    cache = ROOT / ".mypy_cache" / f"typing-{kind}"
+    command = [sys.executable, "-m", "mypy", "--config-file", str(config), "--cache-dir", str(cache)]
+    done = subprocess.run([*command, *map(str, files)], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return [line for line in done.stdout.splitlines() if ": error:" in line]
+
+
+def pyright(files: list[Path], folder: Path) -> list[str]:
+    """The errors of one run in strict mode; skips where pyright, or the node that it needs, is not to be had."""
+    settings = {
+        "include": [str(file) for file in files],
+        "extraPaths": [*SOURCES, str(ROOT)],
+        "pythonVersion": "3.11",
+        "typeCheckingMode": "strict",
+        "enableTypeIgnoreComments": True,
+        "reportUnnecessaryTypeIgnoreComment": "error",
+    }
+    config = folder / "pyrightconfig.json"
+    config.write_text(json.dumps(settings))
+    program = Path(sys.executable).with_name("pyright")
+    if not program.exists():
+        pytest.skip("pyright is not installed")
+    command = [str(program), "--outputjson", "--pythonpath", sys.executable, "--project", str(config)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        found = json.loads(done.stdout)["generalDiagnostics"]
+    except ValueError:
+        pytest.skip(f"pyright does not run here: {(done.stderr or done.stdout)[-300:]}")
+    return [
+        f"{Path(entry['file']).name}:{entry['range']['start']['line'] + 1}: {entry['message']}"
+        for entry in found
+        if entry["severity"] == "error"
+    ]
+
+
+def test_mypy_with_the_plugin(tmp_path: Path) -> None:
+    assert mypy([*WITH_PLUGIN, *PLAIN], tmp_path, plugin=True) == []
+
+
+def test_mypy_without_the_plugin(tmp_path: Path) -> None:
+    assert mypy(PLAIN, tmp_path, plugin=False) == []
+
+
+def test_pyright(tmp_path: Path) -> None:
+    assert pyright(PLAIN, tmp_path) == []
