@@ -1,7 +1,86 @@
 """Worker groups on Ray: resource pools, placement, actors and failures."""
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["__version__"]
+from verl_ray._clock import IMPORTED_AT as _IMPORTED_AT  # noqa: F401 - starts the clock before other imports
+
+if TYPE_CHECKING:
+    from verl_ray.actor import RayClassWithInitArgs
+    from verl_ray.attach import destroy_detached
+    from verl_ray.colocate import (
+        create_colocated_worker_cls,
+        create_colocated_worker_cls_fused,
+        create_colocated_worker_raw_cls,
+    )
+    from verl_ray.errors import ResourceUnavailable
+    from verl_ray.health import Death, Watch
+    from verl_ray.placement import sort_placement_group_by_node_ip
+    from verl_ray.pool_manager import ResourcePoolManager
+    from verl_ray.resources import (
+        RayResourcePool,
+        SubRayResourcePool,
+        extract_pg_from_exist,
+        merge_resource_pool,
+        split_resource_pool,
+    )
+    from verl_ray.sending import parallel_put
+    from verl_ray.worker_group import RayWorkerGroup
+
+__all__ = [
+    "Death",
+    "RayClassWithInitArgs",
+    "RayResourcePool",
+    "RayWorkerGroup",
+    "ResourcePoolManager",
+    "ResourceUnavailable",
+    "SubRayResourcePool",
+    "Watch",
+    "__version__",
+    "create_colocated_worker_cls",
+    "create_colocated_worker_cls_fused",
+    "create_colocated_worker_raw_cls",
+    "destroy_detached",
+    "extract_pg_from_exist",
+    "merge_resource_pool",
+    "parallel_put",
+    "sort_placement_group_by_node_ip",
+    "split_resource_pool",
+]
 
 __version__ = version("verl-ray")
+
+_HOMES = {
+    "Death": "health",
+    "RayClassWithInitArgs": "actor",
+    "RayResourcePool": "resources",
+    "RayWorkerGroup": "worker_group",
+    "ResourcePoolManager": "pool_manager",
+    "ResourceUnavailable": "errors",
+    "SubRayResourcePool": "resources",
+    "Watch": "health",
+    "create_colocated_worker_cls": "colocate",
+    "create_colocated_worker_cls_fused": "colocate",
+    "create_colocated_worker_raw_cls": "colocate",
+    "destroy_detached": "attach",
+    "extract_pg_from_exist": "resources",
+    "merge_resource_pool": "resources",
+    "parallel_put": "sending",
+    "sort_placement_group_by_node_ip": "placement",
+    "split_resource_pool": "resources",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for: `python -m verl_ray doctor` needs none of them."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"verl_ray.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,7 @@
+"""When this package began to be imported: the first import of all, so that start-up reports can tell imports apart."""
+
+import time
+
+__all__ = ["IMPORTED_AT"]
+
+IMPORTED_AT = time.time()

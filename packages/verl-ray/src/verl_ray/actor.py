@@ -1,0 +1,111 @@
+"""A worker class with its constructor's arguments and its Ray options: what a group starts its actors from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+import ray
+from verl_dispatch.colocate import ColocatedWorker
+from verl_dispatch.resource_pool import ClassWithInitArgs
+
+from verl_ray.actor_class import derive_actor_class, is_async_class, user_class_of
+from verl_ray.group_errors import RestartsRefusedError
+
+if TYPE_CHECKING:
+    from ray.actor import ActorClass
+
+__all__ = ["RayClassWithInitArgs"]
+
+W_co = TypeVar("W_co", covariant=True)
+P = ParamSpec("P")
+
+# What the group itself decides; `ray.remote` fills these in even where the user said nothing.
+_DROPPED = ("concurrency_groups",)
+
+
+class RayClassWithInitArgs(ClassWithInitArgs, Generic[W_co]):
+    """A worker class, plain or wrapped by `ray.remote`, with the arguments its constructor will get on every rank.
+
+    Args:
+        cls: the worker class; options given to `ray.remote` are kept.
+        *args: positional arguments of the constructor.
+        **kwargs: keyword arguments of the constructor.
+
+    Raises:
+        TypeError: `cls` is no class.
+
+    >>> class Greeter:
+    ...     def __init__(self, name: str) -> None:
+    ...         self.name = name
+    >>> template = RayClassWithInitArgs(Greeter, "Ada")
+    >>> template.update_options({"num_cpus": 1})
+    >>> template.cls is Greeter, template.args
+    (True, ('Ada',))
+    """
+
+    fused_worker_used: bool
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(self, cls: ActorClass[W_co], *args: Any, **kwargs: Any) -> None: ...
+        @overload
+        def __init__(self, cls: Callable[P, W_co], *args: P.args, **kwargs: P.kwargs) -> None: ...
+
+    def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(cls, *args, **kwargs)
+        self.user_class: type = user_class_of(cls)
+        self.fused_worker_used = False
+        self._options: dict[str, Any] = {}
+        self._additional_resource: dict[str, float] = {}
+        self._actor_class: Any = None
+
+    def update_options(self, options: Mapping[str, Any]) -> None:
+        """Add options for the actors, the same as `ray.remote` takes; later ones win."""
+        self._options.update(options)
+
+    def set_additional_resource(self, additional_resource: Mapping[str, float]) -> None:
+        """Ask for custom resources beside those of the slot."""
+        self._additional_resource = dict(additional_resource)
+
+    def user_options(self) -> dict[str, Any]:
+        """The user's options: those of `ray.remote`, then `update_options`, then the additional resources."""
+        options = {**getattr(self.cls, "_default_options", {}), **self._options}
+        options = {key: value for key, value in options.items() if key not in _DROPPED and value is not None}
+        if self._additional_resource:
+            options["resources"] = {**options.get("resources", {}), **self._additional_resource}
+        return options
+
+    def actor_options(self) -> dict[str, Any]:
+        """What every actor of a group is started with, before the group adds its own.
+
+        Raises:
+            RestartsRefusedError: Ray would restart dead actors, and they would come back empty.
+        """
+        options = self.user_options()
+        if options.get("max_restarts"):
+            raise RestartsRefusedError(self.user_class.__name__, options["max_restarts"])
+        if is_async_class(self.user_class):
+            # Ray would let the calls of such a class interleave; one at a time unless the user asks for more.
+            options.setdefault("max_concurrency", 1)
+        return options
+
+    def actor_class(self) -> Any:
+        """The class that Ray instantiates; made once, so that it is exported once."""
+        if self._actor_class is None:
+            self._actor_class = ray.remote(derive_actor_class(self.user_class))
+        return self._actor_class
+
+    def constructor_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the set-up call passes to the constructor; for colocated roles their specifications."""
+        if issubclass(self.user_class, ColocatedWorker):
+            return (self.user_class.role_specs,), {}
+        return tuple(self.args), dict(self.kwargs)
+
+    def remote(self, options: Mapping[str, Any]) -> Any:
+        """Start one actor with these options and return its handle at once."""
+        return self.actor_class().options(**options).remote()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_actor_class": None}

@@ -1,0 +1,215 @@
+"""Carries out call plans on the workers of a crew: sends, waits, and tells failures apart.
+
+`ray.get` on a list ends at the first error by itself, so the wait costs nothing beyond it; only when it has failed is
+every rank asked, within a short grace, what became of its call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import ray
+from ray.exceptions import GetTimeoutError, RayTaskError
+from verl_dispatch.errors import CallTimeout, WorkerGroupError
+from verl_dispatch.options import CallOptions
+from verl_dispatch.plan import CallPlan, RankCall
+from verl_dispatch.tracing import current_timer
+
+from verl_ray.actor_class import ANY_METHOD, routes_of
+from verl_ray.crew import Crew
+from verl_ray.failures import Survey, describe_failures, survey
+from verl_ray.message import ONE_READER, Answer, Readers
+from verl_ray.sending import Packer, store_shared
+
+__all__ = ["Executor", "Pending"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """One rank's call under way.
+
+    Attributes:
+        rank: who was called.
+        ref: its answer.
+        rows_ref: the row count of its answer, where that comes as a value of its own.
+        generation: the generation of the workers that it was sent to.
+    """
+
+    rank: int
+    ref: Any
+    rows_ref: Any
+    generation: int
+
+
+class Executor:
+    """The calls of one group, or of the view of one role, on its crew.
+
+    Args:
+        crew: the workers.
+        user_class: the class that the workers run, of all roles.
+        role: whose methods are called; None where the workers hold one class only.
+        grace_s: seconds that other ranks get to answer after a first one failed.
+    """
+
+    def __init__(self, crew: Crew, user_class: type, role: str | None, grace_s: float) -> None:
+        self._crew, self._role, self._grace_s = crew, role, grace_s
+        self._label = user_class.__name__
+        self._runners = {route.method: route.runner for route in routes_of(user_class) if route.role == role}
+        self._remotes: dict[tuple[str, bool], list[Any]] = {}
+        self._generation = -1
+
+    def send(self, plan: CallPlan, options: CallOptions) -> list[Pending]:
+        """Start every call of the plan; returns at once."""
+        self._crew.ready()
+        handed_on = options.blocking is False
+        stored = store_shared(plan.shared.values(), _readers_of_shared(plan)) if len(plan.calls) > 1 else {}
+        packer = Packer(stored, "read_only" if plan.read_only else "one")
+        with_rows = handed_on and plan.collect.kind == "batch"
+        remotes = self._remotes_of(plan.method, with_rows)
+        generation = self._crew.generation
+        pendings = []
+        for call in plan.calls:
+            answer = _answer(plan, call, handed_on, with_rows)
+            given = packer.pack(self._routed(plan.method, call), answer)
+            ref = remotes[call.rank].remote(*given)
+            value_ref, rows_ref = ref if with_rows else (ref, None)
+            pendings.append(Pending(call.rank, value_ref, rows_ref, generation))
+        return pendings
+
+    def _routed(self, method: str, call: RankCall) -> RankCall:
+        if method in self._runners:
+            return call
+        return RankCall(call.rank, (self._role, method, *call.args), call.kwargs)
+
+    def _remotes_of(self, method: str, with_rows: bool) -> list[Any]:
+        """The method of each rank's handle; made once per generation, as that costs as much as the call."""
+        if self._generation != self._crew.generation:
+            self._generation, self._remotes = self._crew.generation, {}
+        found = self._remotes.get((method, with_rows))
+        if found is None:
+            runner = self._runners.get(method, ANY_METHOD)
+            options = {"name": f"{self._label}.{method}", "num_returns": 2 if with_rows else 1}
+            found = [getattr(handle, runner).options(**options) for handle in self._crew.handles]
+            self._remotes[method, with_rows] = found
+        return found
+
+    def wait(self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None) -> list[Any]:
+        """The answers of the fetched ranks, in their order.
+
+        Raises:
+            WorkerGroupError: a rank failed.
+            CallTimeout: not all ranks answered in time.
+        """
+        timer = current_timer()
+        if timer is not None:
+            self._note_answers(pendings, timeout_s, timer)
+        values = self._get(plan.method, pendings, timeout_s)
+        if plan.fetches_all:
+            return values
+        by_rank = dict(zip(plan.called_ranks, values, strict=True))
+        return [by_rank[rank] for rank in plan.fetched_ranks]
+
+    def _get(self, method: str, pendings: Sequence[Pending], timeout_s: float | None) -> list[Any]:
+        try:
+            values: list[Any] = ray.get([pending.ref for pending in pendings], timeout=timeout_s)
+        except Exception as error:
+            self._fail(method, pendings, timeout_s, error)
+        return values
+
+    def _note_answers(self, pendings: Sequence[Pending], timeout_s: float | None, timer: Any) -> None:
+        rank_of = {pending.ref: pending.rank for pending in pendings}
+        waiting = list(rank_of)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while waiting:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            done, waiting = ray.wait(waiting, num_returns=1, timeout=left, fetch_local=False)
+            for ref in done:
+                timer.rank_answered(rank_of[ref])
+            if not done or any(map(_has_failed, done)):
+                return
+
+    def _fail(
+        self, method: str, pendings: Sequence[Pending], timeout_s: float | None, error: Exception
+    ) -> NoReturn:
+        """Raise for all ranks what `error` says about one of them."""
+        refs = [pending.ref for pending in pendings]
+        ranks = [pending.rank for pending in pendings]
+        if (
+            timeout_s is not None
+            and isinstance(error, GetTimeoutError)
+            and not isinstance(error, RayTaskError)
+        ):
+            found = survey(refs, 0.0)
+            if not found.errors:
+                self._give_up(refs, found)
+                raise CallTimeout(
+                    self._crew.name, method, timeout_s, [ranks[i] for i in found.silent]
+                ) from None
+        else:
+            found = survey(refs, self._grace_s)
+        raise self.failure(method, pendings, found) from None
+
+    def failure(self, method: str, pendings: Sequence[Pending], found: Survey) -> WorkerGroupError:
+        """The error that says what a survey found; the crew is broken where that leaves it useless."""
+        ranks = [pending.rank for pending in pendings]
+        errors = {ranks[index]: error for index, error in found.errors.items()}
+        silent = [ranks[index] for index in found.silent]
+        if not found.leaves_group_usable and pendings:
+            self._crew.mark_broken(method, sorted(errors) or silent, pendings[0].generation)
+        failures = describe_failures(errors, self._crew.reports())
+        return WorkerGroupError(self._crew.name, method, failures, silent)
+
+    def _give_up(self, refs: Sequence[Any], found: Survey) -> None:
+        """Take back what has not begun, and stop what can be stopped: async methods."""
+        for index in found.silent:
+            ray.cancel(refs[index])
+
+    def stream(
+        self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None
+    ) -> Iterator[tuple[int, Any]]:
+        """`(rank, answer)` of the fetched ranks as they come."""
+        by_ref = {pending.ref: pending for pending in pendings}
+        waiting = list(by_ref)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while waiting:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            done, waiting = ray.wait(waiting, num_returns=1, timeout=left)
+            if not done:
+                self._get(plan.method, pendings, 0)
+                return
+            try:
+                value = ray.get(done[0])
+            except Exception as error:
+                self._fail(plan.method, pendings, None, error)
+            if by_ref[done[0]].rank in plan.fetched_ranks:
+                yield by_ref[done[0]].rank, value
+
+    def done(self, pendings: Sequence[Pending]) -> bool:
+        """Whether every call has ended, or one has failed."""
+        refs = [pending.ref for pending in pendings]
+        done, waiting = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+        return not waiting or any(map(_has_failed, done))
+
+
+def _has_failed(ref: Any) -> bool:
+    try:
+        ray.get(ref, timeout=0)
+    except GetTimeoutError:
+        return False
+    except Exception:  # whatever the worker raised
+        return True
+    return False
+
+
+def _readers_of_shared(plan: CallPlan) -> Readers:
+    return "read_only" if plan.read_only else "many"
+
+
+def _answer(plan: CallPlan, call: RankCall, handed_on: bool, with_rows: bool) -> Answer:
+    dropped = not handed_on and not plan.fetches_all and call.rank not in plan.fetched_ranks
+    if not handed_on and not dropped and not plan.read_only:
+        return ONE_READER
+    return Answer("many" if handed_on else "one", with_rows, dropped, plan.read_only)

@@ -1,0 +1,143 @@
+"""What can go wrong with a group as such: one class per cause, each says the way out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from verl_dispatch.errors import CallTimeout, WorkerGroupError
+
+__all__ = [
+    "AttachError",
+    "DetachedGroupError",
+    "NotTheOwnerError",
+    "RestartsRefusedError",
+    "StaleFutureError",
+    "StartTimeout",
+    "TransportRefusedError",
+    "UnknownKeywordError",
+    "UnknownRolesError",
+    "UnsupportedOptionError",
+]
+
+
+class _Remade(Exception):  # noqa: N818 - a base, never raised
+    """Errors here take facts, not a message; this lets them cross a process border."""
+
+    facts: tuple[Any, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.facts
+
+
+class UnknownKeywordError(_Remade, TypeError):
+    """A keyword that the constructor does not have."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        self.facts = (name, tuple(known))
+        self.name = name
+        near = difflib.get_close_matches(name, known, n=1)
+        maybe = f"; did you mean {near[0]!r}?" if near else ""
+        super().__init__(
+            f"RayWorkerGroup got an unexpected keyword argument {name!r}{maybe} Known: {', '.join(sorted(known))}"
+        )
+
+
+class RestartsRefusedError(_Remade, ValueError):
+    """Ray is asked to restart dead workers behind the group's back."""
+
+    def __init__(self, cls: str, max_restarts: int) -> None:
+        self.facts = (cls, max_restarts)
+        super().__init__(
+            f"max_restarts={max_restarts} for {cls}: a worker that Ray restarts comes back without its state, its "
+            "meshes and its process group; leave max_restarts out and use group.restart(), which restarts all "
+            "workers together"
+        )
+
+
+class TransportRefusedError(_Remade, NotImplementedError):
+    """A method asks for a direct transport of its result, which groups do not offer."""
+
+    def __init__(self, method: str, transport: str) -> None:
+        self.facts = (method, transport)
+        super().__init__(
+            f"method {method!r} asks for tensor_transport={transport!r}; results travel through the object store "
+            "here: leave tensor_transport out"
+        )
+
+
+class UnsupportedOptionError(_Remade, ValueError):
+    """An argument whose value cannot be honoured."""
+
+    def __init__(self, argument: str, given: object, expected: str) -> None:
+        self.facts = (argument, given, expected)
+        super().__init__(f"{argument} is {given!r}, expected {expected}")
+
+
+class DetachedGroupError(_Remade, ValueError):
+    """Workers and their pool would not live equally long."""
+
+    def __init__(self, group: str) -> None:
+        self.facts = (group,)
+        super().__init__(
+            f"group {group!r}: detached workers need a detached pool, or Ray ends them with the pool; "
+            "make the pool with RayResourcePool(..., detached=True)"
+        )
+
+
+class AttachError(_Remade, ValueError):
+    """The workers named do not form a group that can be attached to."""
+
+    def __init__(self, problem: str, advice: str) -> None:
+        self.facts = (problem, advice)
+        super().__init__(f"cannot attach: {problem}; {advice}")
+
+
+class UnknownRolesError(_Remade, KeyError):
+    """Roles that the group's workers do not hold."""
+
+    def __init__(self, asked: Iterable[str], known: Iterable[str]) -> None:
+        self.facts = (tuple(sorted(asked)), tuple(known))
+        self.asked, self.known = self.facts
+        super().__init__(*self.facts)
+
+    def __str__(self) -> str:
+        if not self.known:
+            return (
+                f"no role {', '.join(self.asked)} here: the workers hold one class only; make the group from "
+                "create_colocated_worker_cls or create_colocated_worker_cls_fused"
+            )
+        return f"no role {', '.join(self.asked)} here; roles of this group: {', '.join(self.known)}"
+
+
+class NotTheOwnerError(_Remade, RuntimeError):
+    """A group that did not start its workers is asked to end or restart them."""
+
+    def __init__(self, group: str, action: str, reason: str) -> None:
+        self.facts = (group, action, reason)
+        super().__init__(f"group {group!r} refuses {action}(): {reason}")
+
+
+class StartTimeout(CallTimeout):
+    """The workers did not all start in time."""
+
+    def __init__(self, group: str, timeout_s: float, unanswered_ranks: Sequence[int]) -> None:
+        super().__init__(group, "__init__", timeout_s, unanswered_ranks)
+        ranks = ", ".join(map(str, self.unanswered_ranks))
+        self.args = (
+            f"group {group!r}: the workers of ranks {ranks} did not start within {timeout_s:g} s (process, imports "
+            "and constructor together); look at their logs, or allow more with ray_wait_register_center_timeout=",
+        )
+
+
+class StaleFutureError(WorkerGroupError):
+    """A result that an earlier generation of the workers was making."""
+
+    def __init__(self, group: str, method: str, made_in: int, now: int) -> None:
+        super().__init__(
+            group,
+            method,
+            reason=f"this future was made by generation {made_in} of the workers; the group was restarted since "
+            f"(generation {now}), so its result is refused: call the method again",
+        )

@@ -1,0 +1,138 @@
+"""From the parameters of `RayWorkerGroup` to what starts its workers. Nothing is started here."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from verl_dispatch.rank_info import RankInfo
+from verl_dispatch.register import MAGIC_ATTR, register_options
+
+from verl_ray.actor import RayClassWithInitArgs
+from verl_ray.actor_class import classes_of
+from verl_ray.environment import checked_env, forwarded_env, merge_env, merge_runtime_env
+from verl_ray.group_errors import DetachedGroupError, TransportRefusedError, UnsupportedOptionError
+from verl_ray.host import Assignment
+from verl_ray.rank_env import local_ranks
+from verl_ray.resources import RayResourcePool
+from verl_ray.slots import Slot
+
+__all__ = ["GroupRequest", "random_prefix", "worker_options"]
+
+BACKEND = "ray"
+
+
+@dataclass(frozen=True)
+class GroupRequest:
+    """What the user asked of a group, checked before anything starts.
+
+    Raises:
+        ValueError: two parameters contradict each other, or one cannot be honoured.
+    """
+
+    name: str
+    pool: RayResourcePool
+    template: RayClassWithInitArgs[Any]
+    detached: bool = False
+    use_gpu: bool | None = None
+    worker_env: Mapping[str, str] | None = None
+    forward_env: Iterable[str] | None = None
+    profile_steps: Sequence[int] | None = None
+    worker_nsight_options: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.detached and not self.pool.detached:
+            raise DetachedGroupError(self.name)
+        if self.use_gpu and not self.pool.use_gpu:
+            raise UnsupportedOptionError("use_gpu", True, "False or nothing on a CPU pool")
+        if self.profile_steps and self.worker_nsight_options is None:
+            raise UnsupportedOptionError("worker_nsight_options", None, "a dict, as profile_steps is given")
+        for method, transport in _transports(self.template.user_class):
+            raise TransportRefusedError(method, transport)
+
+    @property
+    def accelerator(self) -> str | None:
+        """The Ray resource that each worker gets a share of."""
+        return None if self.use_gpu is False else self.pool.accelerator
+
+    def runtime_env(self) -> dict[str, Any]:
+        """The runtime environment of every actor; empty where the user asked for nothing, which starts faster.
+
+        Raises:
+            ForbiddenVariable: a rank or device variable.
+            SettingsConflict: two sources disagree.
+        """
+        given = self.template.actor_options().get("runtime_env")
+        if given:
+            checked_env("runtime_env", given.get("env_vars"))
+        asked = merge_env(
+            worker_env=checked_env("worker_env", self.worker_env),
+            forward_env=forwarded_env(self.forward_env, os.environ),
+        )
+        profiler = {"nsight": dict(self.worker_nsight_options or {})} if self.profile_steps else {}
+        variables = {"env_vars": asked} if asked else {}
+        return merge_runtime_env(options=given, worker_env=variables, worker_nsight_options=profiler)
+
+    def options(self) -> dict[str, Any]:
+        """Ray options that all actors of the group have in common."""
+        user = self.template.actor_options()
+        share = self.pool.worker_options()
+        if self.accelerator is None:
+            share = {"num_cpus": share["num_cpus"], "num_gpus": 0}
+        resources = {**share.get("resources", {}), **user.get("resources", {})}
+        options = {**share, **user, "runtime_env": self.runtime_env()}
+        if resources:
+            options["resources"] = resources
+        if self.detached:
+            options["lifetime"] = "detached"
+        return {key: value for key, value in options.items() if key != "runtime_env" or value}
+
+    def worker_names(self) -> tuple[str, ...]:
+        """Actor names in rank order. Detached workers are looked up by them, so only theirs have no random end."""
+        end = "" if self.detached else f"_{secrets.token_hex(4)}"
+        stem = f"{self.name}_{self.template.user_class.__name__}"
+        return tuple(f"{stem}_{rank}{end}" for rank in range(self.pool.world_size))
+
+    def assignments(self, slots: Sequence[Slot]) -> tuple[Assignment, ...]:
+        """Who each worker is, without the meeting point."""
+        return tuple(
+            Assignment(
+                RankInfo(
+                    rank=rank,
+                    world_size=len(slots),
+                    local_rank=local_rank,
+                    local_world_size=local_world_size,
+                    group_prefix=self.name,
+                    backend=BACKEND,
+                ),
+                self.accelerator,
+            )
+            for rank, (local_rank, local_world_size) in enumerate(
+                local_ranks([slot.node_key for slot in slots])
+            )
+        )
+
+
+def random_prefix() -> str:
+    """A name for a group that was given none."""
+    return f"group_{secrets.token_hex(3)}"
+
+
+def worker_options(options: Mapping[str, Any], slot: Slot) -> dict[str, Any]:
+    """The common options, bound to one slot."""
+    place = PlacementGroupSchedulingStrategy(
+        slot.placement_group, placement_group_bundle_index=slot.bundle_index
+    )
+    return {**options, "scheduling_strategy": place}
+
+
+def _transports(user_class: type) -> Iterable[tuple[str, str]]:
+    for cls in classes_of(user_class):
+        for name in dir(cls):
+            function = getattr(cls, name, None)
+            if hasattr(function, MAGIC_ATTR) and register_options(function).tensor_transport is not None:
+                yield name, str(register_options(function).tensor_transport)

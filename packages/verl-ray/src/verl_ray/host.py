@@ -1,0 +1,178 @@
+"""What runs inside a worker's process: the part of an actor class that is not the user's.
+
+The actor class derives from the user's class and from `Host`. Its constructor only waits; `_verl_set_up` then says
+who the worker is and runs the user's constructor, on all ranks at the same time. Calls of a group come in through
+one runner per registered method, which opens the message, calls the user's method and prepares the answer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import ray
+from verl_dispatch.colocate import ColocatedWorker
+from verl_dispatch.rank_info import RankInfo, building
+
+from verl_ray._clock import IMPORTED_AT
+from verl_ray.devices import accelerator_named, hidden_masks, is_noset, unify_masks, visible_index
+from verl_ray.message import Message, check_arguments, open_message, prepare_answer
+from verl_ray.rank_env import rank_env
+from verl_ray.rendezvous import HeldRendezvous, Rendezvous, RendezvousRequest, choose_rendezvous
+
+__all__ = ["Assignment", "Host", "WorkerReport", "runner", "runner_name"]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What the group decides about one worker: its identity, and the accelerator of its slot if it has one."""
+
+    rank_info: RankInfo
+    accelerator: str | None = None
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What a worker says about itself once it is set up.
+
+    Attributes:
+        rank_info: its place in the group.
+        node_id: Ray's id of its node.
+        node_ip: address of its node.
+        pid: its process.
+        loaded_at: when its process began to import this package and the user's code, seconds since the epoch.
+        imports_s: seconds until the actor existed.
+        constructor_s: seconds in the user's constructor.
+    """
+
+    rank_info: RankInfo
+    node_id: str
+    node_ip: str
+    pid: int
+    loaded_at: float
+    imports_s: float
+    constructor_s: float
+
+
+class Host:
+    """The part of every actor class that is not the user's; see `verl_ray.actor_class.derive_actor_class`."""
+
+    _verl_user_class: ClassVar[type]
+    _verl_report: WorkerReport
+    _verl_held: HeldRendezvous
+    _verl_born_at: float
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """An empty object: the user's `__new__` runs at set-up, when its arguments are here."""
+        try:
+            return object.__new__(cls)
+        except TypeError:
+            return cls._verl_user_class.__new__(cls)
+
+    def __init__(self) -> None:
+        """Only wait: who this worker is comes with the set-up call."""
+        self._verl_born_at = time.time()
+
+    def _verl_open_rendezvous(self, request: RendezvousRequest) -> Rendezvous:
+        """Choose where the group meets, on the node of rank 0, and keep hold of the port."""
+        self._verl_held = choose_rendezvous(request, ray.util.get_node_ip_address())
+        return self._verl_held.rendezvous
+
+    def _verl_set_up(
+        self, assignment: Assignment, rendezvous: Rendezvous, message: Message, /, *refs: Any
+    ) -> WorkerReport:
+        """Set environment and rank, then run the user's constructor."""
+        info = _located(assignment, rendezvous)
+        os.environ.update(rank_env(info))
+        args, kwargs, _ = open_message(message, refs)
+        started_at = time.perf_counter()
+        with building(info):
+            _construct(self, args, kwargs)
+        self._verl_report = _report(info, self._verl_born_at, time.perf_counter() - started_at)
+        return self._verl_report
+
+    def _verl_identity(self) -> WorkerReport:
+        """Who this worker is, for a driver that attaches to it."""
+        return self._verl_report
+
+
+def _located(assignment: Assignment, rendezvous: Rendezvous) -> RankInfo:
+    """The identity completed by what only this process knows: the meeting point and its device's index."""
+    return replace(
+        assignment.rank_info,
+        master_addr=rendezvous.address,
+        master_port=str(rendezvous.port),
+        device_index=_set_device_masks(assignment.accelerator),
+    )
+
+
+def _set_device_masks(resource: str | None) -> int | None:
+    if resource is None:
+        os.environ.update(hidden_masks())
+        return None
+    accelerator = accelerator_named(resource)
+    if accelerator.resource == "GPU":
+        os.environ.update(unify_masks(_gpu_masks()))
+    assigned = ray.get_runtime_context().get_accelerator_ids().get(resource, [])
+    mask = os.environ.get(accelerator.mask) if accelerator.mask else None
+    return visible_index(assigned, mask, is_noset(os.environ, accelerator))
+
+
+def _gpu_masks() -> dict[str, str]:
+    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def _construct(host: Host, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Run `__new__` and `__init__` of the user's class on the object that has been waiting."""
+    user_class = host._verl_user_class
+    if issubclass(user_class, ColocatedWorker):
+        type(host).role_specs = args[0]  # type: ignore[attr-defined]
+        args = ()
+    if user_class.__new__ is not object.__new__:
+        vars(host).update(vars(user_class.__new__(type(host), *args, **kwargs)))
+    user_class.__init__(host, *args, **kwargs)
+
+
+def _report(info: RankInfo, born_at: float, constructor_s: float) -> WorkerReport:
+    context = ray.get_runtime_context()
+    return WorkerReport(
+        rank_info=info,
+        node_id=context.get_node_id(),
+        node_ip=ray.util.get_node_ip_address(),
+        pid=os.getpid(),
+        loaded_at=IMPORTED_AT,
+        imports_s=max(0.0, born_at - IMPORTED_AT),
+        constructor_s=constructor_s,
+    )
+
+
+def runner_name(role_index: int | None, method: str) -> str:
+    """The name of a runner; the number of the role keeps (role, method) pairs apart."""
+    return f"_verl_run_{method}" if role_index is None else f"_verl_run_{role_index}_{method}"
+
+
+def runner(name: str, find: Callable[[Any], Callable[..., Any]], is_async: bool) -> Callable[..., Any]:
+    """A method that opens a message, calls what `find(worker)` gives, and prepares the answer."""
+
+    def run(self: Any, message: Message = None, /, *refs: Any) -> Any:
+        args, kwargs, answer = open_message(message, refs)
+        value = find(self)(*args, **kwargs)
+        check_arguments(args, kwargs, answer)
+        return prepare_answer(value, answer)
+
+    async def run_async(self: Any, message: Message = None, /, *refs: Any) -> Any:
+        args, kwargs, answer = open_message(message, refs)
+        value = find(self)(*args, **kwargs)
+        if inspect.isawaitable(value):
+            value = await value
+        check_arguments(args, kwargs, answer)
+        return prepare_answer(value, answer)
+
+    chosen = run_async if is_async else run
+    chosen.__name__ = chosen.__qualname__ = name
+    return chosen

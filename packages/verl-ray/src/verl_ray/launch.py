@@ -1,0 +1,159 @@
+"""Starting the workers of a group: all actors at once, then one set-up call each, then a bounded wait for all.
+
+The meeting point is chosen in rank 0's process and reaches the others as a reference, so nothing here waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayTaskError
+from verl_dispatch.errors import WorkerGroupError
+from verl_dispatch.plan import RankCall
+
+from verl_ray.actor import RayClassWithInitArgs
+from verl_ray.errors import ResourceUnavailable
+from verl_ray.failures import describe_failures, survey
+from verl_ray.group_errors import StartTimeout
+from verl_ray.host import Assignment, WorkerReport
+from verl_ray.message import ONE_READER, packed
+from verl_ray.rendezvous import Rendezvous, RendezvousRequest
+from verl_ray.sending import Packer, is_worth_storing
+from verl_ray.startup import StartupTimes, startup_times
+
+__all__ = ["LaunchSpec", "Launched", "Started", "await_start", "kill", "launch"]
+
+_START = "__init__"
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """All that is needed to start the workers of a group, the first time and again.
+
+    Attributes:
+        group: name of the group, for messages.
+        template: the class and its constructor's arguments.
+        options: Ray options of each rank's actor, without its name.
+        names: each rank's actor name.
+        assignments: each rank's identity.
+        rendezvous: what the user said about the meeting point.
+        timeout_s: seconds allowed from the request to the last worker's constructor.
+        grace_s: seconds that other ranks get to answer after a first one failed.
+    """
+
+    group: str
+    template: RayClassWithInitArgs[Any]
+    options: tuple[Mapping[str, Any], ...]
+    names: tuple[str, ...]
+    assignments: tuple[Assignment, ...]
+    rendezvous: RendezvousRequest
+    timeout_s: float
+    grace_s: float
+
+    @property
+    def world_size(self) -> int:
+        """How many workers the group has."""
+        return len(self.names)
+
+    def names_in(self, generation: int) -> tuple[str, ...]:
+        """Actor names of a generation; Ray frees a name only some time after its actor is gone."""
+        return self.names if generation == 0 else tuple(f"{name}_g{generation}" for name in self.names)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Actors that are starting."""
+
+    handles: tuple[Any, ...]
+    names: tuple[str, ...]
+    meeting: Any
+    set_ups: tuple[Any, ...]
+    requested_at: float
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Started:
+    """What all workers said after their constructors."""
+
+    reports: Mapping[int, WorkerReport]
+    rendezvous: Rendezvous
+    times: StartupTimes
+
+
+def launch(spec: LaunchSpec, generation: int) -> Launched:
+    """Request all actors and send their set-up calls; returns at once."""
+    requested_at, deadline = time.time(), time.monotonic() + spec.timeout_s
+    names = spec.names_in(generation)
+    handles: list[Any] = []
+    try:
+        for options, name in zip(spec.options, names, strict=True):
+            handles.append(spec.template.remote({**options, "name": name}))
+        meeting = handles[0]._verl_open_rendezvous.remote(spec.rendezvous)
+        set_ups = _send_set_ups(spec, handles, meeting)
+    except BaseException:
+        kill(handles)
+        raise
+    return Launched(tuple(handles), names, meeting, set_ups, requested_at, deadline)
+
+
+def _send_set_ups(spec: LaunchSpec, handles: Sequence[Any], meeting: Any) -> tuple[Any, ...]:
+    args, kwargs = spec.template.constructor_arguments()
+    values = [*args, *kwargs.values()]
+    stored = {
+        id(value): ray.put(packed(value, "many"))
+        for value in values
+        if len(handles) > 1 and not isinstance(value, ray.ObjectRef) and is_worth_storing(value)
+    }
+    message, *refs = Packer(stored).pack(RankCall(0, args, kwargs), replace(ONE_READER))
+    return tuple(
+        handle._verl_set_up.remote(assignment, meeting, message, *refs)
+        for handle, assignment in zip(handles, spec.assignments, strict=True)
+    )
+
+
+def await_start(spec: LaunchSpec, launched: Launched) -> Started:
+    """Wait until every constructor has run.
+
+    Raises:
+        WorkerGroupError: a constructor raised or a worker died; names every failed rank.
+        StartTimeout: not all were ready in time.
+        ResourceUnavailable: no port for the meeting point.
+    """
+    refs = list(launched.set_ups)
+    try:
+        reports = ray.get(refs, timeout=max(0.0, launched.deadline - time.monotonic()))
+        rendezvous = ray.get(launched.meeting)
+    except Exception as error:
+        raise _start_failure(spec, launched, error) from None
+    return Started(dict(enumerate(reports)), rendezvous, startup_times(reports, launched.requested_at))
+
+
+def _start_failure(spec: LaunchSpec, launched: Launched, error: Exception) -> Exception:
+    if isinstance(error, GetTimeoutError) and not isinstance(error, RayTaskError):
+        silent = survey(launched.set_ups, 0.0).silent
+        return StartTimeout(spec.group, spec.timeout_s, silent)
+    meeting = survey([launched.meeting], 0.0)
+    if meeting.errors:
+        # Every other rank waits for this one's answer and fails for want of it.
+        cause = getattr(meeting.errors[0], "cause", None)
+        if isinstance(cause, ResourceUnavailable):
+            return cause
+        return WorkerGroupError(spec.group, _START, describe_failures(meeting.errors, {}))
+    found = survey(launched.set_ups, spec.grace_s)
+    return WorkerGroupError(spec.group, _START, describe_failures(found.errors, {}), found.silent)
+
+
+def kill(handles: Sequence[Any], wait_s: float = 5.0) -> None:
+    """End the actors, and wait within bounds until Ray knows that they are gone."""
+    if not ray.is_initialized():
+        return
+    for handle in handles:
+        ray.kill(handle)
+    last_words = [handle.__ray_ready__.remote() for handle in handles]
+    if last_words:
+        ray.wait(last_words, num_returns=len(last_words), timeout=wait_s, fetch_local=False)

@@ -1,0 +1,114 @@
+"""What goes over the wire between a group and its workers: arguments as one message, answers as asked for.
+
+Everything a call sends by value is one object, so Ray pickles once per rank. References go beside it as top-level
+arguments: Ray resolves those before the call starts, and moves their data from producer to consumer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import ray
+from verl_protocol.wire import check_unwritten, pack
+
+__all__ = [
+    "ONE_READER",
+    "Answer",
+    "Message",
+    "Readers",
+    "Slot",
+    "check_arguments",
+    "is_plain",
+    "open_message",
+    "packed",
+    "prepare_answer",
+]
+
+Readers = Literal["one", "many", "read_only"]
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stands in a message for the reference of this index beside it."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How an answer is wanted.
+
+    Attributes:
+        readers: whether one process reads it, or possibly many.
+        with_rows: the row count comes as a second value, so that it can be read without the data.
+        dropped: nobody reads it; only that the call ended, and how, is of interest.
+        guarded: the arguments are shared read-only; a write into one is an error.
+    """
+
+    readers: Readers = "one"
+    with_rows: bool = False
+    dropped: bool = False
+    guarded: bool = False
+
+
+ONE_READER = Answer()
+Message = tuple[tuple[Any, ...], Mapping[str, Any], Answer] | None
+"""Positional arguments, keyword arguments, and how to answer; None: no arguments, one reader."""
+
+
+def open_message(
+    message: Message, refs: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], Mapping[str, Any], Answer]:
+    """The arguments with every slot filled."""
+    if message is None:
+        return (), {}, ONE_READER
+    args, kwargs, answer = message
+    if not refs:
+        return args, kwargs, answer
+    filled = tuple(refs[arg.index] if isinstance(arg, Slot) else arg for arg in args)
+    named = {key: refs[arg.index] if isinstance(arg, Slot) else arg for key, arg in kwargs.items()}
+    return filled, named, answer
+
+
+def prepare_answer(value: Any, answer: Answer) -> Any:
+    """The value as Ray shall carry it; with its rows beside it where they are asked for."""
+    if answer.dropped:
+        return None
+    carried = packed(value, answer.readers)
+    return (carried, _num_rows(value)) if answer.with_rows else carried
+
+
+def check_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], answer: Answer) -> None:
+    """After the method has run: shared arguments must be as they came.
+
+    Raises:
+        ReadOnlyWriteError: one was written into.
+    """
+    if answer.guarded:
+        check_unwritten((args, dict(kwargs)))
+
+
+def is_plain(value: Any) -> bool:
+    """Whether the value is a number, a string or the like, which needs no care on the wire."""
+    return isinstance(value, _PLAIN)
+
+
+def packed(value: Any, readers: Readers) -> Any:
+    """The value in a form that ships every tensor as one out-of-band buffer and unpickles to the value itself."""
+    if is_plain(value):
+        return value
+    return pack(value, readers=readers, pickler=ray.cloudpickle.CloudPickler)
+
+
+def _num_rows(value: Any) -> int | None:
+    """Rows of a batch; None for what has no rows."""
+    batch_size = getattr(value, "batch_size", None)
+    if batch_size is not None:
+        return int(batch_size[0]) if len(batch_size) else None
+    try:
+        return len(value)
+    except TypeError:
+        return None

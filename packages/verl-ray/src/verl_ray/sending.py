@@ -1,0 +1,112 @@
+"""How the calls of a plan leave the driver: what several ranks get is stored once, the rest goes inline.
+
+Ray puts an inline argument of more than 100 KB into the store by itself, for the one actor that reads it. What
+several ranks read would then be stored once for each of them, so it is stored here, once, and passed by reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import ray
+from verl_dispatch.plan import RankCall, SharedObject
+from verl_protocol.wire import nbytes_of
+
+from verl_ray.message import ONE_READER, Answer, Message, Readers, Slot, is_plain, packed
+
+__all__ = ["STORE_FROM_BYTES", "Packer", "is_worth_storing", "parallel_put", "store_shared"]
+
+STORE_FROM_BYTES = 100_000
+"""Shared objects of at least so many bytes are stored; smaller ones cost less inline."""
+
+_SMALL_ITEMS = 64
+
+
+def store_shared(shared: Iterable[SharedObject], readers: Readers) -> dict[int, Any]:
+    """Put every object worth it into the store; `id` of the object -> its reference."""
+    return {
+        id(each.value): ray.put(packed(each.value, readers))
+        for each in shared
+        if not isinstance(each.value, ray.ObjectRef) and is_worth_storing(each.value)
+    }
+
+
+def is_worth_storing(value: Any) -> bool:
+    """Large data, or something of unknown size, which is better pickled once than once per rank."""
+    if is_plain(value):
+        return isinstance(value, (str, bytes)) and len(value) >= STORE_FROM_BYTES
+    return not _is_known(value) or nbytes_of(value) >= STORE_FROM_BYTES
+
+
+def _is_known(value: Any) -> bool:
+    """Whether `nbytes_of` sees all that is in the value."""
+    if is_plain(value) or hasattr(value, "nbytes"):
+        return not isinstance(value, (str, bytes)) or len(value) < STORE_FROM_BYTES
+    if isinstance(value, (list, tuple)) and len(value) <= _SMALL_ITEMS:
+        return all(map(_is_known, value))
+    if isinstance(value, Mapping) and len(value) <= _SMALL_ITEMS:
+        return all(map(_is_known, value.values()))
+    return False
+
+
+class Packer:
+    """Turns the calls of one plan into messages, with references as arguments beside them.
+
+    Args:
+        stored: `id` of an object -> the reference that goes in its place.
+        readers: how workers read what goes inline.
+    """
+
+    def __init__(self, stored: Mapping[int, Any], readers: Readers = "one") -> None:
+        self._stored = stored
+        self._readers = readers
+
+    def pack(self, call: RankCall, answer: Answer) -> tuple[Any, ...]:
+        """The arguments for a runner: nothing, or a message and the references that fill its slots."""
+        if not call.args and not call.kwargs and answer is ONE_READER:
+            return ()
+        refs: list[Any] = []
+        args = tuple([self._place(value, refs) for value in call.args])
+        kwargs = {name: self._place(value, refs) for name, value in call.kwargs.items()}
+        message: Message = (args, kwargs, answer)
+        if _all_plain(args) and _all_plain(kwargs.values()):
+            return (message, *refs)
+        return (packed(message, self._readers), *refs)
+
+    def _place(self, value: Any, refs: list[Any]) -> Any:
+        ref = value if isinstance(value, ray.ObjectRef) else self._stored.get(id(value))
+        if ref is None:
+            return value
+        if ref not in refs:
+            refs.append(ref)
+        return Slot(refs.index(ref))
+
+
+def _all_plain(values: Iterable[Any]) -> bool:
+    return all(is_plain(value) or isinstance(value, Slot) for value in values)
+
+
+def parallel_put(data_list: Sequence[Any], max_workers: int | None = None) -> list[Any]:
+    """Store every item and return the references in order; tensors inside travel as raw buffers.
+
+    Args:
+        max_workers: threads to use; None decides by itself. More than one helps where pickling releases the GIL.
+
+    Raises:
+        ValueError: `max_workers` is less than 1.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    if max_workers is not None and max_workers < 1:
+        raise ValueError(f"max_workers is {max_workers}, expected at least 1, or None")
+    items = list(data_list)
+    workers = min(max_workers or 4, max(1, len(items)))
+    if workers == 1:
+        return [_put(item) for item in items]
+    with ThreadPoolExecutor(workers) as threads:
+        return list(threads.map(_put, items))
+
+
+def _put(item: Any) -> Any:
+    return ray.put(packed(item, "many"))

@@ -1,0 +1,458 @@
+"""The worker group on Ray: starts actors on the slots of a pool, calls them as one, and ends them."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, ClassVar, Self, TypeVar
+
+from verl_dispatch.errors import ReservedNameError
+from verl_dispatch.options import DEFAULT_OPTIONS, CallOptions
+from verl_dispatch.plan import CallPlan
+from verl_dispatch.planners import all_ranks
+from verl_dispatch.worker_group import RESERVED_NAMES, WorkerGroup
+from verl_protocol import DataProtoFuture
+
+from verl_ray.actor import RayClassWithInitArgs
+from verl_ray.actor_class import roles_of
+from verl_ray.attach import attach_by_handle, attach_by_name
+from verl_ray.crew import Crew
+from verl_ray.defaults import UnsaidStr
+from verl_ray.executor import Executor, Pending
+from verl_ray.futures import data_future
+from verl_ray.group_errors import (
+    NotTheOwnerError,
+    UnknownKeywordError,
+    UnknownRolesError,
+    UnsupportedOptionError,
+)
+from verl_ray.group_setup import GroupRequest, random_prefix, worker_options
+from verl_ray.health import Death, Watch
+from verl_ray.launch import LaunchSpec
+from verl_ray.rendezvous import RendezvousRequest
+from verl_ray.resources import RayResourcePool
+from verl_ray.shares import demand_of_options
+
+__all__ = ["RayWorkerGroup"]
+
+W = TypeVar("W")
+V = TypeVar("V")
+
+_KEYWORDS = [
+    "resource_pool",
+    "ray_cls_with_init",
+    "bin_pack",
+    "name_prefix",
+    "detached",
+    "worker_names",
+    "worker_handles",
+    "ray_wait_register_center_timeout",
+    "use_gpu",
+    "device_name",
+    "worker_env",
+    "forward_env",
+    "master_addr",
+    "master_port",
+    "master_port_range",
+    "profile_steps",
+    "worker_nsight_options",
+    "wait",
+    "on_restart",
+]
+
+
+class RayWorkerGroup(WorkerGroup[W, Any]):
+    """One actor per slot of a pool, called as one object.
+
+    All workers start at the same time, and the constructor returns when every worker's own constructor has. Use it as a
+    context manager, or call `shutdown()`.
+
+    Calls reach each worker in the order in which they were sent, and a worker runs one at a time, also async methods,
+    unless `update_options({"max_concurrency": n})` allows more. A group can be called from several threads.
+
+    Args:
+        resource_pool: where the workers run, one per slot.
+        ray_cls_with_init: the worker class and its constructor's arguments.
+        bin_pack: put the workers of one entry of `process_on_nodes` on one node; False only tries to.
+        name_prefix: name of the group in messages and in the workers' names; random by default.
+        detached: the workers outlive this driver; needs a detached pool.
+        worker_names: attach to running workers by name, see `from_detached`.
+        worker_handles: attach to running workers by handle, see `from_detached`.
+        ray_wait_register_center_timeout: seconds allowed for start-up, from the request to the last constructor.
+        use_gpu: False keeps the pool's accelerators from the workers.
+        device_name: torch device that says which accelerator a pool with `use_gpu` means.
+        worker_env: environment variables for every worker, set before its process starts.
+        forward_env: names, or patterns such as `NCCL_*`, of this process's variables for every worker.
+        master_addr: where the ranks meet, with `master_port`; by default rank 0's node and a free port.
+        master_port: see `master_addr`.
+        master_port_range: `(first, stop)` to choose the port from.
+        profile_steps: with `worker_nsight_options`: run the workers under Nsight Systems.
+        worker_nsight_options: options of Ray's `nsight` plugin, used when `profile_steps` is given.
+        wait: False returns at once; the first call waits for the workers.
+        on_restart: called with the group after each `restart()`, to give the new workers their state.
+
+    Raises:
+        TypeError: an unknown keyword.
+        ValueError: parameters that contradict each other.
+        ReservedNameError: a worker method named like something that the group needs.
+        ResourceUnavailable: the pool or the cluster has no room.
+        WorkerGroupError: a worker's constructor failed, or the worker died; no worker is left running.
+        StartTimeout: not all workers were up in time; likewise.
+
+    >>> from verl_dispatch import Dispatch, register
+    >>> class Greeter:
+    ...     def __init__(self, name: str) -> None:
+    ...         self.name = name
+    ...     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    ...     def greet(self, word: str) -> str:
+    ...         return f"{word}, {self.name}"
+    >>> with RayResourcePool([2], use_gpu=False) as pool:  # doctest: +SKIP
+    ...     with RayWorkerGroup(pool, RayClassWithInitArgs(Greeter, "Ada")) as group:
+    ...         group.greet("Hello")
+    ['Hello, Ada', 'Hello, Ada']
+    """
+
+    grace_s: ClassVar[float] = 2.0
+    """Seconds that the other ranks get to answer after a first one failed, before the failure is raised."""
+
+    on_restart: Callable[[Self], object] | None
+
+    def __init__(
+        self,
+        resource_pool: RayResourcePool | None = None,
+        ray_cls_with_init: RayClassWithInitArgs[W] | None = None,
+        bin_pack: bool = True,
+        name_prefix: str | None = None,
+        detached: bool = False,
+        worker_names: Sequence[str] | None = None,
+        worker_handles: Sequence[Any] | None = None,
+        ray_wait_register_center_timeout: float = 300,
+        *,
+        use_gpu: bool | None = None,
+        device_name: str = UnsaidStr("cuda"),
+        worker_env: Mapping[str, str] | None = None,
+        forward_env: Iterable[str] | None = None,
+        master_addr: str | None = None,
+        master_port: int | str | None = None,
+        master_port_range: tuple[int, int] | None = None,
+        profile_steps: Sequence[int] | None = None,
+        worker_nsight_options: Mapping[str, Any] | None = None,
+        wait: bool = True,
+        on_restart: Callable[[Any], object] | None = None,
+        **unknown: Any,
+    ) -> None:
+        for name in unknown:
+            raise UnknownKeywordError(name, _KEYWORDS)
+        super().__init__(resource_pool)
+        if ray_cls_with_init is None:
+            raise UnsupportedOptionError("ray_cls_with_init", None, "a RayClassWithInitArgs")
+        self._registered_methods(ray_cls_with_init.user_class)
+        self.name_prefix = name_prefix or random_prefix()
+        self.on_restart = on_restart
+        self._template: RayClassWithInitArgs[Any] = ray_cls_with_init
+        self.is_detached = bool(detached)
+        self._placement_s = 0.0
+        if worker_names is not None or worker_handles is not None:
+            limit = ray_wait_register_center_timeout
+            self._adopt(
+                self._attached(worker_names, worker_handles, limit), ray_cls_with_init.user_class, None
+            )
+            return
+        if resource_pool is None:
+            raise UnsupportedOptionError(
+                "resource_pool", None, "a RayResourcePool, or worker_names or worker_handles"
+            )
+        meeting = RendezvousRequest(master_addr, master_port, master_port_range)
+        request = GroupRequest(
+            self.name_prefix,
+            resource_pool,
+            ray_cls_with_init,
+            self.is_detached,
+            use_gpu,
+            worker_env,
+            forward_env,
+            profile_steps,
+            worker_nsight_options,
+        )
+        strategy = "STRICT_PACK" if bin_pack else "PACK"
+        crew = self._hired(request, strategy, device_name, meeting, ray_wait_register_center_timeout)
+        self._adopt(crew, ray_cls_with_init.user_class, None)
+        crew.start()
+        if wait:
+            crew.ready()
+
+    def _hired(
+        self,
+        request: GroupRequest,
+        strategy: str,
+        device_name: str,
+        meeting: RendezvousRequest,
+        timeout_s: float,
+    ) -> Crew:
+        """A crew with a place on the pool, not yet started."""
+        options = request.options()
+        begin = time.perf_counter()
+        slots = request.pool.place(strategy, device_name)
+        self._placement_s = time.perf_counter() - begin
+        share = request.pool.acquire(request.name, demand_of_options(options))
+        spec = LaunchSpec(
+            group=request.name,
+            template=request.template,
+            options=tuple(worker_options(options, slot) for slot in slots),
+            names=request.worker_names(),
+            assignments=request.assignments(slots),
+            rendezvous=meeting,
+            timeout_s=timeout_s,
+            grace_s=self.grace_s,
+        )
+        return Crew(request.name, spec, share, lambda: request.pool.closed)
+
+    def _attached(self, names: Sequence[str] | None, handles: Sequence[Any] | None, timeout_s: float) -> Crew:
+        if handles is not None:
+            return attach_by_handle(self.name_prefix, handles, timeout_s)
+        return attach_by_name(self.name_prefix, names or (), timeout_s)
+
+    def _adopt(self, crew: Crew, worker_class: type, role: str | None) -> None:
+        """Work on this crew: on all of each worker, or on one role of it."""
+        self._crew, self._role = crew, role
+        self._executor = Executor(crew, self._template.user_class, role, self.grace_s)
+        self._world_size = crew.world_size
+        self._bind_worker_method(worker_class)
+
+    # --- workers -------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_detached(
+        cls,
+        name_prefix: str | None = None,
+        worker_names: Sequence[str] | None = None,
+        worker_handles: Sequence[Any] | None = None,
+        ray_cls_with_init: RayClassWithInitArgs[W] | None = None,
+    ) -> Self:
+        """Attach to workers that run already. Shutting this group down only lets go of them.
+
+        Args:
+            name_prefix: name of this group in messages.
+            worker_names: all workers of a group, in any order: each is asked for its rank.
+            worker_handles: any workers, in this order; one may come more than once.
+            ray_cls_with_init: the template that the workers were started from.
+
+        Raises:
+            AttachError: a name is unknown, a rank is missing or comes twice, or a worker does not answer.
+        """
+        if worker_names is None and worker_handles is None:
+            raise UnsupportedOptionError("worker_names", None, "the names of the workers, or worker_handles")
+        return cls(
+            ray_cls_with_init=ray_cls_with_init,
+            name_prefix=name_prefix,
+            worker_names=worker_names,
+            worker_handles=worker_handles,
+        )
+
+    @property
+    def workers(self) -> list[Any]:
+        """The actor handles in rank order: `h.method.remote(...)` reaches the worker's own method."""
+        self._crew.ready()
+        return list(self._crew.handles)
+
+    @property
+    def worker_names(self) -> list[str]:
+        """The actors' names in rank order."""
+        return list(self._crew.names)
+
+    @property
+    def master_address(self) -> str:
+        """Where the ranks meet for torch.distributed."""
+        return str(self._crew.rank_info(0).master_addr)
+
+    @property
+    def master_port(self) -> str:
+        """The port where the ranks meet."""
+        return str(self._crew.rank_info(0).master_port)
+
+    @property
+    def generation(self) -> int:
+        """How many times the workers have been restarted."""
+        return self._crew.generation
+
+    def startup_report(self) -> dict[str, Any]:
+        """Seconds that each stage of the last start took: `placement_s`, `processes_s`, `imports_s`, `init_s` and more.
+
+        Empty for a group that was attached to.
+        """
+        started = self._crew.started()
+        if started is None:
+            return {}
+        return {"placement_s": self._placement_s, **started.times.as_dict()}
+
+    # --- roles ---------------------------------------------------------------------------------------------
+
+    def spawn(self, prefix_set: Iterable[str]) -> dict[str, Self]:
+        """One view per role of colocated workers. Views share workers, state and failures with this group.
+
+        Raises:
+            UnknownRolesError: the workers hold no such role.
+        """
+        classes = roles_of(self._template.user_class)
+        asked = dict.fromkeys(prefix_set)
+        unknown = [role for role in asked if role not in classes]
+        if unknown:
+            raise UnknownRolesError(unknown, classes)
+        return {role: self._view(role, classes[role]) for role in asked}
+
+    def fuse(self, prefix_set: Iterable[str]) -> None:
+        """Give this group one attribute per role: `group.actor.update(...)`.
+
+        Raises:
+            UnknownRolesError: the workers hold no such role.
+            ReservedNameError: a role is named like something that the group needs.
+        """
+        views = self.spawn(prefix_set)
+        for role in views:
+            if role in RESERVED_NAMES or hasattr(type(self), role):
+                raise ReservedNameError(role, "the colocated roles")
+        self.__dict__.update(views)
+
+    def role(self, name: str, cls: type[V]) -> RayWorkerGroup[V]:
+        """The view of one role, typed as a group of `cls`.
+
+        Raises:
+            UnknownRolesError: the workers hold no such role.
+            UnsupportedOptionError: the role is of another class.
+        """
+        view: Any = self.spawn([name])[name]
+        held = roles_of(self._template.user_class)[name]
+        if not issubclass(held, cls):
+            raise UnsupportedOptionError("cls", cls, f"{held!r} or a class it derives from")
+        return view  # type: ignore[no-any-return]
+
+    def _view(self, role: str, worker_class: type) -> Self:
+        view = type(self).__new__(type(self))
+        WorkerGroup.__init__(view, None)
+        view.resource_pool = self.resource_pool
+        view.name_prefix = self.name_prefix
+        view.on_restart = None
+        view.is_detached = self.is_detached
+        view._template, view._placement_s = self._template, self._placement_s
+        view._adopt(self._crew, worker_class, role)
+        view._is_view = True
+        return view
+
+    _is_view: bool = False
+
+    # --- calls ---------------------------------------------------------------------------------------------
+
+    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Runs any method, registered or not, with the same arguments on every worker; one ObjectRef each, at once."""
+        plan = self._raw_plan(method_name, all_ranks(self.world_size), args, kwargs)
+        return self._futures(plan, self._send(plan, _HANDED_ON))
+
+    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """Runs any method, registered or not, on rank 0; its ObjectRef, at once."""
+        plan = self._raw_plan(method_name, (0,), args, kwargs)
+        return self._futures(plan, self._send(plan, _HANDED_ON))[0]
+
+    def _send(self, plan: CallPlan, options: CallOptions) -> Sequence[Pending]:
+        return self._executor.send(plan, options)
+
+    def _wait(self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None) -> list[Any]:
+        return self._executor.wait(plan, pendings, timeout_s)
+
+    def _stream(
+        self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None
+    ) -> Iterator[tuple[int, Any]]:
+        return self._executor.stream(plan, pendings, timeout_s)
+
+    def _done(self, plan: CallPlan, pendings: Sequence[Pending]) -> bool:
+        return self._executor.done(pendings)
+
+    def _futures(self, plan: CallPlan, pendings: Sequence[Pending]) -> list[Any]:
+        by_rank = {pending.rank: pending.ref for pending in pendings}
+        return [by_rank[rank] for rank in plan.fetched_ranks]
+
+    def _data_future(self, plan: CallPlan, pendings: Sequence[Pending]) -> DataProtoFuture:
+        return data_future(self._crew, plan, pendings)
+
+    def _check_usable(self, method: str) -> None:
+        self._crew.check_usable(method)
+
+    # --- health and end ------------------------------------------------------------------------------------
+
+    def watch(self, on_death: Callable[[Death], object] | None = None, every_s: float = 1.0) -> Watch:
+        """Notice deaths also while nobody calls: the group refuses calls from then on, and `on_death` is told once.
+
+        The thread is a daemon; it ends with `stop()`, with the group's shutdown, or when the group is gone.
+
+        Args:
+            on_death: called in the watching thread with a `Death`.
+            every_s: seconds between two looks.
+        """
+        crew = weakref.ref(self._crew)
+
+        def tell(death: Death) -> None:
+            watched = crew()
+            if watched is not None:
+                watched.mark_broken("watch", death.ranks, death.generation)
+            if on_death is not None:
+                on_death(death)
+
+        watch = Watch(lambda: _living(crew()), tell, every_s)
+        self._crew.watches.append(watch)
+        return watch
+
+    def start_worker_aliveness_check(self, every_n_seconds: float = 1) -> Watch:
+        """Watch the workers and make calls fail once one of them has died. Nothing is ever killed."""
+        return self.watch(every_s=every_n_seconds)
+
+    def restart(self) -> None:
+        """End all workers and start them anew: same slots, ranks and constructor arguments, new port, next generation.
+
+        What earlier workers knew is gone, meshes included; futures of earlier generations are refused. Then
+        `on_restart` is called.
+
+        Raises:
+            NotTheOwnerError: a view of a role, or a group that was attached to.
+            WorkerGroupError: the group was shut down, or a worker could not start.
+        """
+        if self._is_view:
+            raise NotTheOwnerError(
+                self.name_prefix, "restart", "it is the view of a role; restart the group it came from"
+            )
+        self._crew.restart()
+        self.forget_meshes()
+        if self.on_restart is not None:
+            self.on_restart(self)
+
+    def shutdown(self) -> None:
+        """End the workers and give the place on the pool back. Safe to call twice.
+
+        A group that was attached to only lets go of its workers.
+
+        Raises:
+            NotTheOwnerError: a view of a role.
+        """
+        if self._is_view:
+            raise NotTheOwnerError(
+                self.name_prefix, "shutdown", "it is the view of a role; shut down the group it came from"
+            )
+        self._crew.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._is_view:
+            self.shutdown()
+
+
+_HANDED_ON = DEFAULT_OPTIONS.changed(blocking=False)
+
+
+def _living(crew: Crew | None) -> tuple[int, Mapping[int, Any]] | None:
+    if crew is None or crew.closed:
+        return None
+    return crew.generation, dict(enumerate(crew.handles))
