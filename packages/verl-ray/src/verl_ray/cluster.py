@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,6 +16,7 @@ __all__ = [
     "NodeFacts",
     "alive_nodes",
     "bundle_node_ids",
+    "dead_node_addresses",
     "ensure_ray_started",
     "placement_option_supported",
     "still_reserved",
@@ -38,6 +39,11 @@ class NodeFacts:
         return f"{self.address} ({self.node_id[:6]})"
 
 
+# Ray leaves these two untyped.
+_list_nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
+_list_free: Callable[[], dict[str, dict[str, float]]] = ray_state.available_resources_per_node
+
+
 def ensure_ray_started() -> None:
     """Start or join Ray as `ray.init()` would, unless this process is connected already."""
     if not ray.is_initialized():
@@ -46,12 +52,13 @@ def ensure_ray_started() -> None:
 
 def alive_nodes() -> tuple[NodeFacts, ...]:
     """All living nodes, in the order Ray lists them."""
-    free = _free_per_node()
-    return tuple(_facts(node, free) for node in ray.nodes() if node["Alive"])
+    free = _list_free()
+    return tuple(_facts(node, free) for node in _list_nodes() if node["Alive"])
 
 
-def _free_per_node() -> dict[str, dict[str, float]]:
-    return dict(ray_state.available_resources_per_node())
+def dead_node_addresses() -> tuple[str, ...]:
+    """Addresses of the nodes that the cluster has lost."""
+    return tuple(str(node["NodeManagerAddress"]) for node in _list_nodes() if not node["Alive"])
 
 
 def _facts(node: Mapping[str, Any], free: Mapping[str, Mapping[str, float]]) -> NodeFacts:
@@ -74,7 +81,7 @@ def bundle_node_ids(group: PlacementGroup) -> list[str]:
 def still_reserved(group: PlacementGroup) -> bool:
     """Whether any node still reports resources that belong to the group."""
     group_id = group.id.hex()
-    return any(group_id in resource for free in _free_per_node().values() for resource in free)
+    return any(group_id in resource for free in _list_free().values() for resource in free)
 
 
 @cache

@@ -1,8 +1,10 @@
-"""Default values that a function can tell from the same value said outright."""
+"""Values as users give them: defaults told from the same value said outright, counts told from the rest."""
 
 from __future__ import annotations
 
-__all__ = ["UnsaidFloat", "UnsaidInt", "UnsaidStr", "is_unsaid"]
+from typing import SupportsIndex
+
+__all__ = ["UnsaidFloat", "UnsaidInt", "UnsaidStr", "as_count", "is_unsaid"]
 
 
 class UnsaidInt(int):
@@ -24,3 +26,15 @@ def is_unsaid(value: object) -> bool:
     (True, False, True)
     """
     return isinstance(value, (UnsaidInt, UnsaidFloat, UnsaidStr))
+
+
+def as_count(value: object) -> int | None:
+    """The value as a whole number of at least 1 (numpy's included), None if it is anything else.
+
+    >>> as_count(3), as_count(0), as_count(True), as_count("3")
+    (3, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        return None
+    number = value.__index__()
+    return number if number >= 1 else None

@@ -89,12 +89,12 @@ def checked_env(argument: str, variables: Mapping[str, str] | None) -> dict[str,
     >>> checked_env("worker_env", {"NCCL_DEBUG": "INFO"})
     {'NCCL_DEBUG': 'INFO'}
     """
-    checked = dict(variables or {})
-    for name, value in checked.items():
+    given: Iterable[tuple[object, object]] = (variables or {}).items()
+    for name, value in given:
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidVariable(argument, name, value)
         _refuse_owned(name, argument)
-    return checked
+    return dict(variables or {})
 
 
 def _refuse_owned(name: str, argument: str) -> None:

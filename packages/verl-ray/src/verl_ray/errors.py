@@ -120,7 +120,7 @@ class PoolAlreadyPlaced(_Remade, RuntimeError):
 class SplitSizeError(_Remade, ValueError):
     """The sizes do not cut the pool into whole parts."""
 
-    def __init__(self, split_size: int | Sequence[int], world_size: int) -> None:
+    def __init__(self, split_size: object, world_size: int) -> None:
         self.facts = (split_size, world_size)
         self.split_size, self.world_size = self.facts
         super().__init__(

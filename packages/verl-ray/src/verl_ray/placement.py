@@ -44,6 +44,7 @@ logger = logging.getLogger("verl_ray")
 
 _FIRST_REPORT_S = 5.0
 _NEXT_REPORT_S = 15.0
+_SETTLE_S = 0.3
 
 
 class UnsupportedPlacementOption(ValueError):
@@ -118,11 +119,12 @@ def place(requests: Sequence[GroupRequest], patience: Patience) -> list[Placemen
 
 def _create(request: GroupRequest) -> PlacementGroup:
     try:
-        return placement_group(**request.options())
+        group: PlacementGroup = placement_group(**request.options())
     except RaySystemError as error:
         if "already exists" not in str(error):
             raise
         raise PlacementNameTaken(request.name, _owner_of(request.name)) from error
+    return group
 
 
 def _owner_of(name: str) -> str:
@@ -226,12 +228,17 @@ def _sum(left: Mapping[str, float], right: Mapping[str, float]) -> dict[str, flo
 
 def release(groups: Sequence[PlacementGroup], timeout_s: float = 10.0) -> None:
     """Give bundles back and wait, within bounds, until the cluster shows them as free."""
-    if not ray.is_initialized():
+    if not groups or not ray.is_initialized():
         return
+    reported = all(still_reserved(group) for group in groups)
     for group in groups:
         remove_placement_group(group)
+    # Nodes report every tenth of a second. A group younger than that may yet show up before it goes.
+    settled = time.monotonic() + (0.0 if reported else _SETTLE_S)
     deadline = time.monotonic() + timeout_s
-    while any(still_reserved(group) for group in groups) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        if time.monotonic() >= settled and not any(still_reserved(group) for group in groups):
+            return
         time.sleep(0.02)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from verl_ray.defaults import is_unsaid
+from verl_ray.defaults import as_count, is_unsaid
 from verl_ray.devices import Accelerator, accelerator_named, resource_of_device, worker_demand
 from verl_ray.placement import GroupRequest, Patience
 from verl_ray.shares import share_of
@@ -15,6 +15,8 @@ from verl_ray.shares import share_of
 __all__ = ["InvalidPoolArgument", "PoolSpec"]
 
 _HOPELESS_S = 30.0
+# Ray counts in ten-thousandths.
+_MOST_SHARES = 10_000
 _DEFAULT_PATIENCE = Patience(300.0, _HOPELESS_S)
 _STRATEGIES = ("STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD")
 
@@ -157,7 +159,7 @@ class PoolSpec:
 
 
 def _check_positive(argument: str, given: float) -> None:
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
+    if isinstance(given, bool) or not given > 0:
         raise InvalidPoolArgument(argument, given, "a number of seconds greater than 0")
 
 
@@ -171,18 +173,16 @@ def _checked_accelerator(use_gpu: bool, accelerator: str | None) -> str | None:
     return accelerator
 
 
-def _checked_shares(max_colocate_count: int, accelerator: str | None) -> int:
-    if isinstance(max_colocate_count, bool) or not isinstance(max_colocate_count, int):
-        raise InvalidPoolArgument("max_colocate_count", max_colocate_count, "a whole number")
-    if not 1 <= max_colocate_count <= 10_000:
-        raise InvalidPoolArgument("max_colocate_count", max_colocate_count, "1 to 10000")
-    if accelerator is None or accelerator_named(accelerator).fractional or max_colocate_count == 1:
-        return int(max_colocate_count)
+def _checked_shares(max_colocate_count: object, accelerator: str | None) -> int:
+    shares = as_count(max_colocate_count)
+    if shares is None or shares > _MOST_SHARES:
+        raise InvalidPoolArgument("max_colocate_count", max_colocate_count, f"1 to {_MOST_SHARES}")
+    if shares == 1 or accelerator is None or accelerator_named(accelerator).fractional:
+        return shares
     if is_unsaid(max_colocate_count):
         return 1
-    raise InvalidPoolArgument(
-        "max_colocate_count", max_colocate_count, f"1: Ray cannot share one {accelerator!r}"
-    )
+    expected = f"1, as Ray cannot share one {accelerator!r}"
+    raise InvalidPoolArgument("max_colocate_count", max_colocate_count, expected)
 
 
 def _cpus_per_slot(shares: int, max_colocate_count: int, cpus_per_worker: float | None) -> float:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self, SupportsIndex
 
 from ray.util.placement_group import PlacementGroup
 from verl_dispatch.resource_pool import ResourcePool
 
-from verl_ray.defaults import UnsaidFloat, UnsaidInt, UnsaidStr
+from verl_ray.defaults import UnsaidFloat, UnsaidInt, UnsaidStr, as_count
 from verl_ray.errors import AttributesDiffer, PoolAlreadyPlaced, SplitSizeError
 from verl_ray.pool_spec import InvalidPoolArgument, PoolSpec
 from verl_ray.shares import LEDGER, Claim, Share, demand_of_options
@@ -145,15 +145,15 @@ class RayResourcePool(ResourcePool):
         """For each rank, its number on its node."""
         return [rank for size in self.store for rank in range(size)]
 
-    def add_node(self, n: int) -> None:
-        """One more node with `n` processes.
+    def add_node(self, process_count: int) -> None:
+        """One more node with so many processes.
 
         Raises:
             PoolAlreadyPlaced: the slots are reserved, or the pool is a view of another.
         """
         if not isinstance(self._source, OwnedSlots):
             raise PoolAlreadyPlaced(self.name_prefix, self.store)
-        self._source.add_node(_checked_size(n))
+        self._source.add_node(_checked_size(process_count))
 
     def get_placement_groups(
         self, strategy: str = _DEFAULT_STRATEGY, name: str | None = None, device_name: str = _DEFAULT_DEVICE
@@ -237,7 +237,7 @@ class RayResourcePool(ResourcePool):
         """The groups of this process that are on the pool's slots."""
         return LEDGER.owners(slot.key for slot in self._source.slots()) if self._source.placed else []
 
-    def split(self, split_size: int | Sequence[int]) -> list[SubRayResourcePool]:
+    def split(self, split_size: SupportsIndex | Sequence[int]) -> list[SubRayResourcePool]:
         """Cut the pool into views, in rank order; parts may cross nodes and may be cut again.
 
         Raises:
@@ -314,7 +314,7 @@ def _view_elsewhere(name_prefix: str, spec: PoolSpec, slots: tuple[Slot, ...]) -
 
 
 def split_resource_pool(
-    resource_pool: RayResourcePool, split_size: int | Sequence[int]
+    resource_pool: RayResourcePool, split_size: SupportsIndex | Sequence[int]
 ) -> list[SubRayResourcePool]:
     """Cut a pool into views: all of one size, or of the sizes listed.
 
@@ -368,22 +368,23 @@ def extract_pg_from_exist(
     return [chosen[index] for index in range(len(sizes))]
 
 
-def _checked_size(size: int) -> int:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+def _checked_size(size: object) -> int:
+    count = as_count(size)
+    if count is None:
         raise InvalidPoolArgument("process_on_nodes", size, "whole numbers of processes, 1 or more")
-    return size
+    return count
 
 
-def _split_sizes(split_size: int | Sequence[int], world_size: int) -> list[int]:
-    if isinstance(split_size, int):
-        if isinstance(split_size, bool) or split_size < 1 or world_size % split_size:
+def _split_sizes(split_size: object, world_size: int) -> list[int]:
+    if not isinstance(split_size, Iterable):
+        each = as_count(split_size)
+        if each is None or world_size % each:
             raise SplitSizeError(split_size, world_size)
-        return [split_size] * (world_size // split_size)
-    sizes = list(split_size)
-    if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
-        raise SplitSizeError(sizes, world_size)
-    if sum(sizes) != world_size:
-        raise SplitSizeError(sizes, world_size)
+        return [each] * (world_size // each)
+    given = list(split_size)
+    sizes = [count for size in given if (count := as_count(size)) is not None]
+    if len(sizes) < len(given) or sum(sizes) != world_size:
+        raise SplitSizeError(given, world_size)
     return sizes
 
 

@@ -1,0 +1,124 @@
+"""What the doctor looks at: versions, the cluster, shared memory, disks and variables. Changes nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import ray
+
+from verl_ray.cluster import NodeFacts, alive_nodes, dead_node_addresses
+from verl_ray.devices import DEVICE_MASKS
+from verl_ray.environment import RANK_VARIABLES
+
+__all__ = ["ClusterFacts", "DiskFacts", "DoctorFacts", "gather_facts", "gather_local_facts"]
+
+_PACKAGES = ("verl-ray", "verl-dispatch", "verl-protocol", "ray", "torch", "tensordict", "numpy")
+_SHARED_MEMORY = Path("/dev/shm")
+_OTHER_VARIABLES = ("RAY_ADDRESS", "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")
+
+
+@dataclass(frozen=True)
+class DiskFacts:
+    """A file system: total and free bytes."""
+
+    path: str
+    total: int
+    free: int
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """The cluster that a program started here would join; without nodes there is none, `error` says why."""
+
+    nodes: tuple[NodeFacts, ...] = ()
+    dead: tuple[str, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class DoctorFacts:
+    """All that the checks judge."""
+
+    python: str
+    versions: Mapping[str, str]
+    environ: Mapping[str, str]
+    under_uv_run: bool
+    shared_memory: DiskFacts | None
+    session_disk: DiskFacts | None
+    cluster: ClusterFacts = field(default_factory=ClusterFacts)
+
+
+def gather_facts(address: str | None = None) -> DoctorFacts:
+    """Look at this machine and at the running cluster, if there is one; none is started."""
+    return gather_local_facts(cluster=_look_at_cluster(address))
+
+
+def gather_local_facts(cluster: ClusterFacts | None = None) -> DoctorFacts:
+    """Look at this machine alone."""
+    return DoctorFacts(
+        python=platform.python_version(),
+        versions=_versions(),
+        environ={name: value for name, value in os.environ.items() if _matters(name)},
+        # uv counts how deep `uv run` is nested, for the programs it starts.
+        under_uv_run="UV_RUN_RECURSION_DEPTH" in os.environ,
+        shared_memory=_disk(_SHARED_MEMORY) if sys.platform == "linux" else None,
+        session_disk=_disk(Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())),
+        cluster=cluster or ClusterFacts(),
+    )
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+def _matters(name: str) -> bool:
+    noset = name.startswith("RAY_EXPERIMENTAL_NOSET_")
+    return noset or name in DEVICE_MASKS or name in RANK_VARIABLES or name in _OTHER_VARIABLES
+
+
+def _disk(path: Path) -> DiskFacts | None:
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError:
+        return None
+    return DiskFacts(str(path), usage.total, usage.free)
+
+
+def _look_at_cluster(address: str | None) -> ClusterFacts:
+    if ray.is_initialized():
+        return _running_cluster()
+    try:
+        ray.init(
+            address=address or "auto",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+        )
+    except ConnectionError as error:
+        asked = address or os.environ.get("RAY_ADDRESS")
+        return ClusterFacts(error=f"{asked}: {error}" if asked else None)
+    except (RuntimeError, ValueError) as error:
+        return ClusterFacts(error=str(error))
+    try:
+        return _running_cluster()
+    finally:
+        ray.shutdown()
+
+
+def _running_cluster() -> ClusterFacts:
+    return ClusterFacts(nodes=alive_nodes(), dead=dead_node_addresses())

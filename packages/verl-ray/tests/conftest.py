@@ -1,0 +1,81 @@
+"""One Ray cluster for all tests that do not bring their own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+# Under `uv run` Ray would start its workers through uv again; this must be set before `import ray`.
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+# Workers of the tests' own cluster come with torch loaded, so that a group starts in about a second.
+os.environ.setdefault("RAY_preload_python_modules", "torch")
+os.environ.setdefault("RAY_worker_maximum_startup_concurrency", "4")
+os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+# torch and Ray threads of many workers share few cores here.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import ray
+
+CPUS, GPUS, NPUS = 8, 4, 2
+OBJECT_STORE_BYTES = 512 * 1024 * 1024
+
+
+# Ray leaves this one untyped.
+_available_resources: Callable[[], dict[str, float]] = ray.available_resources
+
+
+def start_shared_ray() -> None:
+    """Connect to the shared cluster, starting it where it is not running."""
+    if not ray.is_initialized():
+        ray.init(
+            num_cpus=CPUS,
+            num_gpus=GPUS,
+            resources={"NPU": NPUS},
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            namespace="verl_ray_tests",
+        )
+
+
+def wait_until_free(timeout_s: float = 10.0) -> dict[str, float]:
+    """The free CPUs, GPUs and NPUs, once all are free or the time is up."""
+    expected = {"CPU": float(CPUS), "GPU": float(GPUS), "NPU": float(NPUS)}
+    deadline = time.monotonic() + timeout_s
+    while (free := free_resources()) != expected and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return free
+
+
+def free_resources() -> dict[str, float]:
+    """The free CPUs, GPUs and NPUs as Ray reports them now."""
+    available: dict[str, float] = _available_resources()
+    return {name: float(available.get(name, 0.0)) for name in ("CPU", "GPU", "NPU")}
+
+
+@pytest.fixture(name="free_resources")
+def _free_resources_function() -> Callable[[], dict[str, float]]:
+    return free_resources
+
+
+@pytest.fixture(name="wait_until_free")
+def _wait_until_free_function() -> Callable[[], dict[str, float]]:
+    return wait_until_free
+
+
+@pytest.fixture
+def shared_ray() -> Iterator[None]:
+    """The shared cluster, with everything free before and after the test."""
+    start_shared_ray()
+    before = wait_until_free()
+    yield
+    assert before == wait_until_free(), "the test left resources reserved"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _end_ray() -> Iterator[None]:
+    yield
+    ray.shutdown()

@@ -1,0 +1,114 @@
+"""The doctor names what will bite, with the remedy, and says so with its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from verl_ray.cluster import NodeFacts
+from verl_ray.doctor import main, report_as_text
+from verl_ray.doctor_checks import check
+from verl_ray.doctor_facts import ClusterFacts, DiskFacts, DoctorFacts
+
+GIB = 1024**3
+NODE = NodeFacts("abcdef01", "10.0.0.1", {"CPU": 8, "object_store_memory": 4 * GIB}, {"CPU": 3}, {})
+HEALTHY = DoctorFacts(
+    python="3.12.0",
+    versions={"ray": "2.60.0"},
+    environ={},
+    under_uv_run=False,
+    shared_memory=DiskFacts("/dev/shm", 8 * GIB, 8 * GIB),
+    session_disk=DiskFacts("/tmp", 100 * GIB, 50 * GIB),
+    cluster=ClusterFacts(nodes=(NODE,)),
+)
+
+
+def test_a_healthy_machine_has_no_findings() -> None:
+    assert check(HEALTHY) == []
+    text = report_as_text(HEALTHY, [])
+    assert "node 10.0.0.1 (abcdef): CPU 3 of 8, object_store_memory 0.0 GiB of 4.0 GiB" in text
+    assert text.endswith("nothing found that would bite")
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "what", "remedy"),
+    [
+        ({"versions": {"ray": "2.40.0"}}, "error", "ray is 2.40.0", "ray>=2.51"),
+        ({"versions": {}}, "error", "ray is not installed", "pip install"),
+        ({"under_uv_run": True}, "error", "uv run", "RAY_ENABLE_UV_RUN_RUNTIME_ENV=0"),
+        (
+            {"environ": {"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}},
+            "error",
+            "HIP_VISIBLE_DEVICES='1', CUDA_VISIBLE_DEVICES='0'",
+            "unset",
+        ),
+        ({"environ": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "yes"}}, "warning", "'yes'", "=1"),
+        ({"environ": {"RANK": "0", "WORLD_SIZE": "1"}}, "warning", "RANK, WORLD_SIZE", "torchrun"),
+        (
+            {"shared_memory": DiskFacts("/dev/shm", GIB // 16, 0)},
+            "error",
+            "/dev/shm holds 0.1 GiB",
+            "--shm-size",
+        ),
+        ({"session_disk": DiskFacts("/tmp", 100 * GIB, GIB)}, "error", "1.0 GiB of 100.0 GiB", "RAY_TMPDIR"),
+        ({"cluster": ClusterFacts(error="10.0.0.9: refused")}, "error", "10.0.0.9: refused", "RAY_ADDRESS"),
+        ({"cluster": ClusterFacts(nodes=(NODE,), dead=("10.0.0.7",))}, "warning", "10.0.0.7", "restart"),
+        ({"cluster": ClusterFacts(nodes=(replace(NODE, free={}),))}, "warning", "all 8 CPU", "shut other"),
+        (
+            {"cluster": ClusterFacts(nodes=(replace(NODE, total={"object_store_memory": GIB // 4}),))},
+            "warning",
+            "object store of 0.2 GiB",
+            "--object-store-memory",
+        ),
+    ],
+)
+def test_each_thing_that_bites_is_named_with_its_remedy(
+    changed: dict[str, object], level: str, what: str, remedy: str
+) -> None:
+    (finding,) = check(replace(HEALTHY, **changed))  # type: ignore[arg-type]
+    assert finding.level == level
+    assert what in finding.what
+    assert remedy in finding.remedy
+
+
+def test_uv_run_with_the_hook_off_is_fine() -> None:
+    facts = replace(HEALTHY, under_uv_run=True, environ={"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"})
+    assert check(facts) == []
+
+
+def test_errors_come_first() -> None:
+    facts = replace(HEALTHY, environ={"RANK": "0"}, under_uv_run=True)
+    assert [finding.level for finding in check(facts)] == ["error", "warning"]
+
+
+def _doctor(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, **variables}
+    for name in ("UV_RUN_RECURSION_DEPTH", "RAY_ADDRESS"):
+        environ.pop(name, None)
+    command = [sys.executable, "-m", "verl_ray", "doctor", *arguments]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command_line_in_json_with_an_error() -> None:
+    done = _doctor("--json", HIP_VISIBLE_DEVICES="1", CUDA_VISIBLE_DEVICES="0")
+    report = json.loads(done.stdout)
+    assert done.returncode == 1, done.stderr
+    assert not report["ok"]
+    assert "HIP_VISIBLE_DEVICES='1'" in report["findings"][0]["what"]
+    assert report["versions"]["ray"]
+
+
+@pytest.mark.usefixtures("shared_ray")
+def test_the_running_cluster_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
+    code = main(["doctor"])
+    out = capsys.readouterr().out
+    assert "CPU 8 of 8" in out
+    assert "GPU 4 of 4" in out
+    assert code == (1 if "error:" in out else 0)

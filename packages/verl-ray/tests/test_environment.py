@@ -1,0 +1,79 @@
+"""Environments of several sources: merged deeply, conflicts named, owned variables refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from verl_ray.devices import DEVICE_MASKS
+from verl_ray.environment import (
+    RANK_VARIABLES,
+    ForbiddenVariable,
+    ForwardedVariableMissing,
+    InvalidVariable,
+    SettingsConflict,
+    checked_env,
+    forwarded_env,
+    merge_env,
+    merge_runtime_env,
+)
+
+
+@pytest.mark.parametrize("name", sorted(RANK_VARIABLES | DEVICE_MASKS))
+def test_rank_and_device_variables_cannot_be_set_from_outside(name: str) -> None:
+    with pytest.raises(ForbiddenVariable, match=f"worker_env may not set {name}:"):
+        checked_env("worker_env", {name: "7"})
+    with pytest.raises(ForbiddenVariable, match=f"forward_env may not set {name}:"):
+        forwarded_env([name], {name: "7"})
+
+
+@pytest.mark.parametrize("variables", [{"A": 1}, {1: "a"}, {"A": None}])
+def test_variables_are_strings(variables: dict[Any, Any]) -> None:
+    with pytest.raises(InvalidVariable, match=r"worker_env has .* expected a str"):
+        checked_env("worker_env", variables)
+
+
+def test_the_callers_dict_is_copied() -> None:
+    given = {"NCCL_DEBUG": "INFO"}
+    checked = checked_env("worker_env", given)
+    checked["X"] = "1"
+    assert given == {"NCCL_DEBUG": "INFO"}
+    assert checked_env("worker_env", None) == {}
+
+
+def test_forwarding_by_name_and_by_pattern() -> None:
+    environ = {"NCCL_DEBUG": "INFO", "NCCL_IB": "0", "HOME": "/", "RANK": "3", "CUDA_VISIBLE_DEVICES": "3"}
+    assert forwarded_env(["NCCL_*"], environ) == {"NCCL_DEBUG": "INFO", "NCCL_IB": "0"}
+    assert forwarded_env(["HOME"], environ) == {"HOME": "/"}
+    assert forwarded_env(["*"], environ).keys() == {"NCCL_DEBUG", "NCCL_IB", "HOME"}
+    assert forwarded_env(["GLOO_*"], environ) == {}
+    assert forwarded_env(None, environ) == {}
+
+
+def test_a_missing_name_is_an_error_and_not_dropped() -> None:
+    with pytest.raises(ForwardedVariableMissing, match="'HF_TOKEN', which is not set"):
+        forwarded_env(["HF_TOKEN"], {})
+
+
+def test_merging_names_what_disagrees_and_who_said_it() -> None:
+    with pytest.raises(SettingsConflict, match="X is '1' in worker_env and '2' in forward_env"):
+        merge_env(worker_env={"X": "1"}, forward_env={"X": "2"})
+    assert merge_env(worker_env={"X": "1"}, forward_env={"X": "1", "Y": "2"}, nothing=None) == {
+        "X": "1",
+        "Y": "2",
+    }
+
+
+def test_runtime_environments_merge_deeply_and_stay_untouched() -> None:
+    options = {"env_vars": {"X": "1"}, "working_dir": "/code", "pip": ["a"]}
+    merged = merge_runtime_env(options=options, worker_env={"env_vars": {"Y": "2"}})
+    assert merged == {"env_vars": {"X": "1", "Y": "2"}, "working_dir": "/code", "pip": ["a"]}
+    merged["env_vars"]["Z"] = "3"
+    assert options == {"env_vars": {"X": "1"}, "working_dir": "/code", "pip": ["a"]}
+
+
+def test_a_conflict_deep_inside_is_named_by_its_path() -> None:
+    with pytest.raises(SettingsConflict, match=r"env_vars\.X is '1' in options and '2' in worker_env"):
+        merge_runtime_env(options={"env_vars": {"X": "1"}}, worker_env={"env_vars": {"X": "2"}})
+    with pytest.raises(SettingsConflict, match="pip is"):
+        merge_runtime_env(options={"pip": ["a"]}, job={"pip": ["b"]})

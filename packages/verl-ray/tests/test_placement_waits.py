@@ -1,0 +1,95 @@
+"""A reservation that cannot happen ends in time, says why, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import ray
+from verl_ray import placement
+from verl_ray.errors import AcceleratorNotOffered, PlacementTimeout, ResourceUnavailable
+from verl_ray.placement import GroupRequest, UnsupportedPlacementOption
+from verl_ray.resources import RayResourcePool
+
+Resources = Callable[[], dict[str, float]]
+
+pytestmark = pytest.mark.usefixtures("shared_ray")
+
+
+def test_too_much_for_the_cluster_is_said_with_needed_and_there() -> None:
+    started = time.monotonic()
+    with pytest.raises(ResourceUnavailable) as caught:
+        RayResourcePool([3], use_gpu=False, max_colocate_count=4, timeout_s=1).get_placement_groups()
+    assert time.monotonic() - started < 5
+    assert "has CPU 8, needs 12" in str(caught.value)
+    assert "STRICT_PACK" in str(caught.value)
+    with RayResourcePool([2], use_gpu=False, max_colocate_count=4, timeout_s=5) as fits:
+        assert fits.get_placement_groups()
+
+
+def test_too_much_for_what_is_free_is_said_as_such_and_reserves_no_part(free_resources: Resources) -> None:
+    with RayResourcePool([5], use_gpu=False) as busy:
+        busy.slots()
+        with pytest.raises(PlacementTimeout, match=r"not what is free now: .*do not fit together.*CPU 3"):
+            RayResourcePool([2, 2], use_gpu=False, timeout_s=1).slots()
+        assert free_resources()["CPU"] == 3.0
+
+
+def test_an_accelerator_that_no_node_has_is_named_with_those_there_are() -> None:
+    with pytest.raises(AcceleratorNotOffered, match=r"no node offers 'TPU' .*CPU, GPU, NPU") as caught:
+        RayResourcePool([1], accelerator="TPU", timeout_s=1).get_placement_groups()
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, ResourceUnavailable)
+
+
+def test_labels_that_no_node_has_are_part_of_the_answer() -> None:
+    with pytest.raises(PlacementTimeout, match=r"on nodes with \{'zone': 'moon'\}.*no usable node"):
+        RayResourcePool([1], use_gpu=False, label_selector={"zone": "moon"}, timeout_s=1).slots()
+
+
+def test_waiting_is_logged_and_ends_when_room_comes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "_FIRST_REPORT_S", 0.2)
+    busy = RayResourcePool([8], use_gpu=False)
+    busy.slots()
+    timer = threading.Timer(1.5, busy.shutdown)
+    timer.start()
+    with (
+        caplog.at_level(logging.WARNING, "verl_ray"),
+        RayResourcePool([2], use_gpu=False, timeout_s=30) as late,
+    ):
+        assert len(late.slots()) == 2
+    timer.join()
+    assert "still waiting for processes [2] with CPU 1 each" in caplog.text
+    assert "has CPU 0, needs 2" in caplog.text
+
+
+def test_an_interrupted_wait_leaves_nothing_reserved(
+    monkeypatch: pytest.MonkeyPatch, free_resources: Resources
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(placement, "_wait_until_ready", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        RayResourcePool([2, 2], use_gpu=False).slots()
+    assert free_resources()["CPU"] == 8.0
+
+
+def test_a_ray_without_an_option_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "placement_option_supported", lambda option: option != "topology_strategy")
+    topology = {"ray.io/gpu-domain": "STRICT_PACK"}
+    request = GroupRequest(2, {"CPU": 1}, "PACK", "name", topology_strategy=topology)
+    with pytest.raises(UnsupportedPlacementOption, match=f"ray {ray.__version__} .* topology_strategy="):
+        request.options()
+
+
+def test_a_topology_takes_the_place_of_the_strategy() -> None:
+    topology = {"ray.io/gpu-domain": "STRICT_PACK"}
+    options = GroupRequest(2, {"CPU": 1}, "PACK", "name", topology_strategy=topology).options()
+    assert options["topology_strategy"] == {"ray.io/node-id": "PACK", "ray.io/gpu-domain": "STRICT_PACK"}
+    assert "strategy" not in options
