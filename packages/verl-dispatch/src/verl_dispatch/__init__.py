@@ -27,6 +27,7 @@ from verl_dispatch.dispatch_functions import (
 )
 from verl_dispatch.errors import CallTimeout, WorkerFailure, WorkerGroupError
 from verl_dispatch.group_method import GroupMethod
+from verl_dispatch.local import LocalWorkerGroup
 from verl_dispatch.markers import Broadcast
 from verl_dispatch.mesh import Mesh
 from verl_dispatch.mesh_modes import (
@@ -56,6 +57,7 @@ from verl_dispatch.registry import (
 from verl_dispatch.registry import _check_dispatch_mode as _check_dispatch_mode
 from verl_dispatch.registry import _check_execute_mode as _check_execute_mode
 from verl_dispatch.resource_pool import ClassWithInitArgs, ResourcePool
+from verl_dispatch.worker import Worker
 from verl_dispatch.worker_group import WorkerGroup
 
 __all__ = [
@@ -70,9 +72,11 @@ __all__ = [
     "DynamicEnum",
     "Execute",
     "GroupMethod",
+    "LocalWorkerGroup",
     "Mesh",
     "RankCall",
     "ResourcePool",
+    "Worker",
     "WorkerFailure",
     "WorkerGroup",
     "WorkerGroupError",

@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 
+FUTURE_FLAG = "_asks_for_padding"
+
+
 def is_splittable(value: object) -> bool:
     """Whether a splitting mode can split this by rows: a batch, or the future of one."""
     return isinstance(value, (DataProto, DataProtoFuture)) or is_tensordict(value)
@@ -54,7 +57,12 @@ def wants_padding(batch: Any) -> bool:
     """Whether a batch, or the future of one, asks for automatic padding."""
     if isinstance(batch, DataProto):
         return bool(batch.is_padding_enabled())
-    return bool(DataProtoConfig.auto_padding)
+    return bool(DataProtoConfig.auto_padding) or getattr(batch, FUTURE_FLAG, False)
+
+
+def ask_for_padding(future: DataProtoFuture[Any]) -> None:
+    """Says of a future that its rows, when they come, may be padded as those they were made of."""
+    setattr(future, FUTURE_FLAG, True)
 
 
 def split_even(batch: Any, num_parts: int) -> list[Any]:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Self, Unpack, overload
 
+from verl_dispatch import batches
 from verl_dispatch.call_future import CallFuture
 from verl_dispatch.method import RegisteredMethod
 from verl_dispatch.modes import Execute
@@ -56,6 +57,8 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         pendings = self._group._send(plan, self._options.changed(blocking=False))
         if plan.collect.kind == "batch":
             result = self._group._data_future(plan, pendings)
+            if self._padding_asked(args, kwargs):
+                batches.ask_for_padding(result)
         else:
             result = plan.collect.arrange(self._group._futures(plan, pendings))
         return result
@@ -139,6 +142,10 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
 
     def __repr__(self) -> str:
         return f"<{self.__name__}{self.__signature__} of {self._group!r}, {self._context.mode}>"
+
+    def _padding_asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        values = [value for value in (*args, *kwargs.values()) if batches.is_splittable(value)]
+        return self._options.auto_padding is None and any(map(batches.wants_padding, values))
 
     def _usable_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
         self._group._check_usable(self._method.name)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from verl_dispatch.call_scope import current_labels, current_options
 from verl_dispatch.collect import collect_nd_compute_dataproto
 from verl_dispatch.dispatch_functions import Lists
-from verl_dispatch.errors import EntryCountError, MeshError, NoBatchError
-from verl_dispatch.mesh import Mesh
+from verl_dispatch.errors import EntryCountError, MeshError
 from verl_dispatch.mesh_tables import mesh_of
 from verl_dispatch.split import SplitList, split_batches
 
@@ -108,16 +107,6 @@ def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> NdBatches:
         ...     def update(self, batch): ...
     """
     return cast("NdBatches", {"dispatch_fn": NdDispatch(mesh_name), "collect_fn": NdCollect(mesh_name)})
-
-
-def check_has_batch(num_batches: int, method: str, mesh: Mesh) -> None:
-    """Raises unless a call over a mesh has something to split.
-
-    Raises:
-        NoBatchError: no batch among the arguments.
-    """
-    if not num_batches:
-        raise NoBatchError(method, mesh.name)
 
 
 def _check_mapping(dp_rank_mapping: Sequence[int], dp_size: int, world_size: int) -> None:

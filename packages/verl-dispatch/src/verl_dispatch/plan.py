@@ -16,7 +16,15 @@ __all__ = ["CallPlan", "RankCall", "SharedObject"]
 NO_KWARGS: Mapping[str, Any] = {}
 
 
-class RankCall(NamedTuple):
+class _RankFields(NamedTuple):
+    rank: int
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = NO_KWARGS
+    rows: int | None = None
+    pad: int = 0
+
+
+class RankCall(_RankFields):
     """The call that one rank gets; a tuple, because a call on many workers makes many of them.
 
     Attributes:
@@ -28,11 +36,7 @@ class RankCall(NamedTuple):
         pad: how many of `rows`, the last ones, are padding.
     """
 
-    rank: int
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = NO_KWARGS
-    rows: int | None = None
-    pad: int = 0
+    __slots__ = ()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RankCall) and same_value(_call_facts(self), _call_facts(other))

@@ -11,10 +11,10 @@ from verl_dispatch.call_scope import call_scope
 from verl_dispatch.collectors import LIST, SINGLE, BatchCollector, DictCollector, TrimmedListCollector
 from verl_dispatch.custom_modes import plan_custom
 from verl_dispatch.dispatch_functions import dispatch_direct_rollout_method, function_argument
-from verl_dispatch.errors import CallOptionError, RankSetError
+from verl_dispatch.errors import CallOptionError, NoBatchError, RankSetError
 from verl_dispatch.layout import RowLayout
 from verl_dispatch.markers import Broadcast, unwrapped
-from verl_dispatch.mesh_modes import NdCollect, NdDispatch, check_has_batch
+from verl_dispatch.mesh_modes import NdCollect, NdDispatch
 from verl_dispatch.mesh_tables import mesh_of
 from verl_dispatch.method import RegisteredMethod
 from verl_dispatch.modes import Execute
@@ -141,8 +141,12 @@ def plan_mesh(mesh_name: str) -> Planner:
 
     def plan(context: CallContext, args: Args, kwargs: Kwargs) -> CallPlan:
         mesh = mesh_of(context.group, mesh_name)
+        if not args and not kwargs:
+            raise NoBatchError(context.method.name, mesh_name)
+        context.method.check_binding(args, kwargs)
         split = split_batches(mesh.dp_size, args, kwargs, context.method.labels, context.options)
-        check_has_batch(split.num_batches, context.method.name, mesh)
+        if not split.num_batches:
+            raise NoBatchError(context.method.name, mesh_name)
         spread = _plan_of_split(context, split, mesh.dp_ranks)
         joined = BatchCollector(context.method.name, mesh.answering_ranks, split.layout)
         return spread.changed(fetched_ranks=mesh.answering_ranks, collect=joined)
@@ -179,7 +183,7 @@ def choose_planner(
     if base is None:
         return _custom_planner(dispatch_fn, collect_fn, execute)
     _check_row_options(context, base, execute)
-    planner = _checked(base)
+    planner = base if isinstance(dispatch_fn, NdDispatch) else _checked(base)
     if execute is Execute.ALL:
         return planner
     if execute is Execute.RANK_ZERO:

@@ -1,0 +1,194 @@
+"""`@register`: what it keeps of a method, what it says about it, and what it refuses."""
+
+import asyncio
+import inspect
+import pickle
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+from verl_dispatch import (
+    MAGIC_ATTR,
+    Dispatch,
+    Execute,
+    _check_dispatch_mode,
+    _materialize_futures,
+    make_nd_compute_dataproto_dispatch_fn,
+    register,
+)
+from verl_dispatch.errors import RefusedPairError
+from verl_dispatch.register import register_options
+from verl_protocol import DataProto, DataProtoFuture
+
+
+class Worker:
+    @register()
+    def plain(self, batch: Any, scale: float = 2.0) -> Any:
+        """Says so."""
+        return batch, scale
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO, blocking=False)
+    async def later(self, batch: Any) -> Any:
+        return batch
+
+    @register(materialize_futures=False)
+    def lazy(self, batch: Any) -> Any:
+        return batch
+
+    @register()
+    def through_a_sibling(self, batch: Any) -> Any:
+        return self.plain(batch=batch)
+
+
+def future_of(num_rows: int) -> DataProtoFuture[DataProto]:
+    parts: list[Future[DataProto]] = [Future(), Future()]
+    whole = DataProto.from_dict(tensors={"i": torch.arange(num_rows)})
+    for part, value in zip(parts, whole.chunk(2), strict=True):
+        part.set_result(value)
+    return DataProtoFuture.concat(parts)
+
+
+def test_the_product_is_a_plain_function_that_keeps_its_looks() -> None:
+    assert inspect.isfunction(Worker.__dict__["plain"])
+    assert Worker.plain.__name__ == "plain"
+    assert Worker.plain.__doc__ == "Says so."
+    assert list(inspect.signature(Worker.plain).parameters) == ["self", "batch", "scale"]
+    assert inspect.iscoroutinefunction(Worker.later)
+    assert Worker().plain(1) == (1, 2.0)
+
+
+def test_the_marks_hold_exactly_three_facts() -> None:
+    assert getattr(Worker.plain, MAGIC_ATTR) == {
+        "dispatch_mode": Dispatch.ALL_TO_ALL,
+        "execute_mode": Execute.ALL,
+        "blocking": True,
+    }
+    assert getattr(Worker.later, MAGIC_ATTR) == {
+        "dispatch_mode": Dispatch.ONE_TO_ALL,
+        "execute_mode": Execute.RANK_ZERO,
+        "blocking": False,
+    }
+
+
+def test_further_options_live_beside_the_marks() -> None:
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, read_only=True, tensor_transport="gloo")
+    def method(self: Any) -> None: ...
+
+    options = register_options(method)
+    assert (options.materialize_futures, options.read_only, options.tensor_transport) == (True, True, "gloo")
+    assert set(getattr(method, MAGIC_ATTR)) == {"dispatch_mode", "execute_mode", "blocking"}
+
+
+def test_futures_are_resolved_before_the_method_runs() -> None:
+    assert Worker().plain(future_of(4))[0].tensor("i").tolist() == [0, 1, 2, 3]
+    assert Worker().plain(batch=future_of(2))[0].tensor("i").tolist() == [0, 1]
+    assert Worker().through_a_sibling(future_of(4))[0].tensor("i").tolist() == [0, 1, 2, 3]
+
+
+def test_futures_are_awaited_in_an_async_method() -> None:
+    part: Future[DataProto] = Future()
+
+    async def main() -> Any:
+        running = asyncio.ensure_future(Worker().later(DataProtoFuture.concat([part])))
+        await asyncio.sleep(0)
+        assert not running.done()
+        part.set_result(DataProto.from_dict(tensors={"i": torch.arange(2)}))
+        return await running
+
+    assert asyncio.run(main()).tensor("i").tolist() == [0, 1]
+
+
+def test_a_method_may_ask_for_its_futures_as_they_are() -> None:
+    future = future_of(2)
+    assert Worker().lazy(future) is future
+
+
+def test_materialize_leaves_everything_else_alone() -> None:
+    marker = object()
+    args, kwargs = _materialize_futures(marker, future_of(2), named=future_of(4), other=3)
+    assert args[0] is marker
+    assert len(args[1]) == 2
+    assert len(kwargs["named"]) == 4
+    assert kwargs["other"] == 3
+
+
+@pytest.mark.parametrize("mode", list(Dispatch))
+def test_every_listed_mode_can_be_registered(mode: Dispatch) -> None:
+    _check_dispatch_mode(mode)
+    decorated = register(dispatch_mode=mode)(lambda self, *values: values)
+    assert decorated(None, 1, 2) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {"dispatch_fn": 1, "collect_fn": print},
+        {"dispatch_fn": print, "collect_fn": None},
+        {"dispatch_fn": print},
+        {"dispatch_fn": print, "collect_fn": print, "execute_fn": print},
+        {},
+        "ONE_TO_ALL",
+        3,
+        None,
+        Execute.ALL,
+    ],
+)
+def test_what_is_no_mode_is_refused_at_decoration(mode: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="dispatch_fn|known: .*ONE_TO_ALL"):
+        register(dispatch_mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["ALL", Dispatch.RANK_ZERO, None])
+def test_what_is_no_execute_mode_is_refused_at_decoration(mode: Any) -> None:
+    with pytest.raises(TypeError, match=r"execute_mode must be .*\(known: ALL, RANK_ZERO\)"):
+        register(execute_mode=mode)
+
+
+def test_a_member_without_functions_is_refused_at_decoration() -> None:
+    mode = Dispatch.register("EMPTY")
+    try:
+        with pytest.raises(TypeError, match="EMPTY"):
+            register(dispatch_mode=mode)
+    finally:
+        Dispatch.remove("EMPTY")
+
+
+REFUSED = [
+    Dispatch.ONE_TO_ONE,
+    Dispatch.DP_COMPUTE,
+    Dispatch.DP_COMPUTE_PROTO,
+    Dispatch.DP_COMPUTE_PROTO_WITH_FUNC,
+    Dispatch.DP_COMPUTE_METRIC,
+    Dispatch.DIRECT_ROLLOUT_METHOD,
+]
+
+
+@pytest.mark.parametrize("mode", REFUSED)
+def test_rank_zero_execution_is_refused_where_rows_or_entries_would_be_lost(mode: Dispatch) -> None:
+    with pytest.raises(RefusedPairError, match=f"RANK_ZERO .* {mode.name}: "):
+        register(dispatch_mode=mode, execute_mode=Execute.RANK_ZERO)
+
+
+def test_rank_zero_execution_is_refused_on_a_mesh() -> None:
+    mode = make_nd_compute_dataproto_dispatch_fn("actor")
+    with pytest.raises(ValueError, match=r"RANK_ZERO .* nd\(actor\): it splits rows"):
+        register(dispatch_mode=mode, execute_mode=Execute.RANK_ZERO)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in Dispatch if mode not in REFUSED])
+def test_rank_zero_execution_goes_with_the_other_modes(mode: Dispatch) -> None:
+    method = register(dispatch_mode=mode, execute_mode=Execute.RANK_ZERO)(lambda self: 1)
+    assert getattr(method, MAGIC_ATTR)["execute_mode"] is Execute.RANK_ZERO
+
+
+@pytest.mark.parametrize("thing", [3, staticmethod(lambda: 0), property(lambda self: 0), int])
+def test_only_functions_can_be_registered(thing: Any) -> None:
+    decorate: Callable[[Any], Any] = register()
+    with pytest.raises(TypeError, match="register decorates functions"):
+        decorate(thing)
+
+
+def test_a_registered_function_can_be_pickled_by_name() -> None:
+    assert pickle.loads(pickle.dumps(Worker.plain)) is Worker.plain
