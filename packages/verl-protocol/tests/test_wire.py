@@ -463,7 +463,7 @@ def test_an_unknown_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unknown_dtype_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("verl_protocol.wire_tensor._dtype_name", lambda dtype: "float2_new")
+        patch.setattr("verl_protocol.wire_tensor.dtype_name", lambda dtype: "float2_new")
         data, buffers = wire.dumps(torch.ones(3))
     with pytest.raises(wire.UnknownDtypeError, match="'float2_new'"):
         wire.loads(data, buffers)

@@ -6,6 +6,7 @@ The class says what can be done and promises how; the work is done by the other 
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -380,6 +381,28 @@ class DataProto(BatchRows):
         return moving.to_device(self, device, objects)
 
     # Copies and files
+
+    def save_to_disk(self, filepath: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
+        """Write this batch to a safetensors file; see `verl_protocol.disk.save_to_disk`.
+
+        Raises:
+            PickleNeededError: something in it needs a pickle, and that is not allowed.
+        """
+        from verl_protocol.disk import save_to_disk
+
+        save_to_disk(self, filepath, allow_pickle=allow_pickle)
+
+    @staticmethod
+    def load_from_disk(filepath: str | os.PathLike[str], *, allow_pickle: bool = False) -> DataProto:
+        """The batch in a file that `save_to_disk` wrote; see `verl_protocol.disk.load_from_disk`.
+
+        Raises:
+            FileFormatError: the file is none of ours, damaged, or of another release.
+            PickleRefusedError: it holds a pickle, and that is not allowed.
+        """
+        from verl_protocol.disk import load_from_disk
+
+        return load_from_disk(filepath, allow_pickle=allow_pickle)
 
     def __copy__(self) -> Self:
         return self.slice()

@@ -62,7 +62,7 @@ def reduce_tensor(tensor: torch.Tensor, protocol: int, part: Part) -> Reduction 
     """The reduction of a tensor that is not plain; None where only torch can take it apart (sparse, ...)."""
     if tensor.is_nested:
         return _reduce_jagged(tensor, part) if is_jagged(tensor) else _reduce_strided_nested(tensor, part)
-    if _is_dense(tensor) and not _has_own_storage_rules(tensor):
+    if is_dense(tensor) and not has_own_storage_rules(tensor):
         return _reduce_decorated(tensor, part)
     return None
 
@@ -71,14 +71,15 @@ def is_plain(tensor: torch.Tensor) -> bool:
     """Whether dtype, shape and bytes say all about the tensor."""
     if type(tensor) is not torch.Tensor or tensor.requires_grad or tensor.__dict__:
         return False
-    return _is_dense(tensor)
+    return is_dense(tensor)
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's elements lie in memory by strides, one number each."""
     return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
 
 
-def _has_own_storage_rules(tensor: torch.Tensor) -> bool:
+def has_own_storage_rules(tensor: torch.Tensor) -> bool:
     """Whether the tensor's class keeps its data elsewhere than in a storage of its own (DTensor and such)."""
     kind = type(tensor)
     own = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
@@ -86,12 +87,18 @@ def _has_own_storage_rules(tensor: torch.Tensor) -> bool:
 
 
 @cache
-def _dtype_name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """The dtype's name, for example `bfloat16`."""
     return str(dtype).removeprefix("torch.")
 
 
 @cache
-def _dtype_named(name: str) -> torch.dtype:
+def dtype_named(name: str) -> torch.dtype:
+    """The dtype of this name.
+
+    Raises:
+        UnknownDtypeError: there is none.
+    """
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise UnknownDtypeError(name)
@@ -102,21 +109,21 @@ def reduce_dense(tensor: torch.Tensor, protocol: int) -> Reduction:
     """The reduction of a plain tensor: dtype, shape and bytes."""
     shape = tuple(tensor.shape)
     if tensor.is_meta:
-        return restore_meta, (_dtype_name(tensor.dtype), shape)
-    return restore_dense, (_dtype_name(tensor.dtype), shape, outgoing(tensor_bytes(tensor), protocol))
+        return restore_meta, (dtype_name(tensor.dtype), shape)
+    return restore_dense, (dtype_name(tensor.dtype), shape, outgoing(tensor_bytes(tensor), protocol))
 
 
 def restore_dense(dtype: str, shape: Sequence[int], data: Any) -> torch.Tensor:
     """A dense tensor from its bytes, or from None where it has none."""
     if data is None:
-        return torch.empty(shape, dtype=_dtype_named(dtype), device=_target.device)
-    tensor = as_tensor(incoming(data), _dtype_named(dtype), shape)
+        return torch.empty(shape, dtype=dtype_named(dtype), device=_target.device)
+    tensor = as_tensor(incoming(data), dtype_named(dtype), shape)
     return tensor if _target.device is None else tensor.to(_target.device)
 
 
 def restore_meta(dtype: str, shape: Sequence[int]) -> torch.Tensor:
     """A tensor without data."""
-    return torch.empty(shape, dtype=_dtype_named(dtype), device="meta")
+    return torch.empty(shape, dtype=dtype_named(dtype), device="meta")
 
 
 def restore_alias(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,254 @@
+"""Batches in files: what comes back, what is refused, and what a failed write leaves behind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from verl_protocol.batch import DataProto
+from verl_protocol.disk import (
+    FileFormatError,
+    PickleNeededError,
+    PickleRefusedError,
+    load_from_disk,
+    save_to_disk,
+)
+
+
+def round_trip(data: DataProto, path: Path, **options: Any) -> DataProto:
+    save_to_disk(data, path / "batch", **options)
+    return load_from_disk(path / "batch", **options)
+
+
+def jagged(dim: int) -> torch.Tensor:
+    values = torch.arange(24.0).view(8, 3) if dim == 1 else torch.arange(24.0).view(3, 8)
+    return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 3, 8]), jagged_dim=dim)
+
+
+PLAIN_META = {
+    "step": 3,
+    "ratio": 0.1,
+    "name": "naïve",
+    "on": True,
+    "off": None,
+    "raw": b"\x00\xff",
+    "z": 1 + 2j,
+    "nested": {"list": [1, "a", None], "tuple": (1, (2,)), 5: {"k": [b"x"]}},
+    "inf": float("inf"),
+    "big": 2**70,
+    "scalar": np.float32(0.5),
+    "array": np.arange(3),
+    "tensor": torch.arange(4),
+    "metrics": {"loss": [0.1, 0.2]},
+}
+
+
+def test_everything_plain_comes_back(tmp_path: Path) -> None:
+    objects: dict[str, Any] = {"s": ["a", "b"], "chat": [[{"role": "user"}], []], "mixed": [None, b"x"]}
+    arrays: dict[str, Any] = {
+        "n": np.arange(2),
+        "f": np.zeros((2, 3), np.float16),
+        "u": np.array(["x", "yz"]),
+    }
+    tensors = {"a": torch.arange(6).view(2, 3), "pos": jagged(2), "ids": jagged(1)}
+    data = DataProto.from_dict(tensors, {**objects, **arrays}, PLAIN_META, auto_padding=True)
+    got = round_trip(data, tmp_path)
+    assert got.equals(data)
+    assert got.is_padding_enabled()
+    assert got.batch["pos"]._ragged_idx == 2
+    assert {key: column.dtype for key, column in got.non_tensor_batch.items()} == {
+        key: column.dtype for key, column in data.non_tensor_batch.items()
+    }
+    assert type(got.meta_info["nested"]["tuple"]) is tuple
+    assert [type(got.meta_info[key]) for key in ("scalar", "on", "step")] == [np.float32, bool, int]
+
+
+def all_dtypes() -> list[torch.dtype]:
+    found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    return sorted((dtype for dtype in found if _views_bytes(dtype)), key=str)
+
+
+def _views_bytes(dtype: torch.dtype) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            torch.zeros(16, dtype=torch.uint8).view(dtype)
+        except RuntimeError:
+            return False
+    return not str(dtype).startswith("torch.q")
+
+
+def test_every_dtype_is_byte_exact(tmp_path: Path) -> None:
+    noise = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (3, 32), np.uint8))
+    tensors = {str(dtype): noise.view(dtype) for dtype in all_dtypes()}
+    assert {"torch.float8_e4m3fn", "torch.bfloat16", "torch.uint16", "torch.complex64"} <= set(tensors)
+    odd = {"odd": torch.ones(3, 1, dtype=torch.uint8), "wide": torch.ones(3, 1, dtype=torch.complex128)}
+    got = round_trip(DataProto.from_dict({**tensors, **odd}), tmp_path)
+    for key, tensor in tensors.items():
+        found = got.tensor(key)
+        assert found.dtype == tensor.dtype
+        assert torch.equal(found.view(torch.uint8), noise)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        DataProto(),
+        DataProto(meta_info={"k": 1}),
+        DataProto.from_dict(non_tensors={"s": ["a"]}),
+        DataProto.from_dict(tensors={"a": torch.zeros(0, 3), "b": torch.zeros(0)}),
+        DataProto.from_dict(tensors={"a": torch.zeros(3, 0)}, non_tensors={"n": np.zeros((3, 0))}),
+        DataProto.from_dict(tensors={"a": torch.arange(12).view(3, 4).t()}),
+        DataProto.from_dict(tensors={"a": torch.complex(torch.ones(2), torch.ones(2)).conj()}),
+    ],
+    ids=["nothing", "meta", "no tensors", "no rows", "no width", "transposed", "conj"],
+)
+def test_corner_cases_come_back(data: DataProto, tmp_path: Path) -> None:
+    got = round_trip(data, tmp_path)
+    assert got.equals(data)
+    assert got._has_batch() == data._has_batch()
+
+
+def test_columns_are_writable_and_private(tmp_path: Path) -> None:
+    save_to_disk(DataProto.from_dict({"a": torch.zeros(1000)}, {"n": np.zeros(1000)}), tmp_path / "b")
+    got = load_from_disk(tmp_path / "b")
+    got.batch["a"][0], got.non_tensor_batch["n"][0] = 1, 1
+    again = load_from_disk(tmp_path / "b")
+    assert again.batch["a"].sum() == again.non_tensor_batch["n"].sum() == 0
+
+
+def test_a_loaded_batch_outlives_its_file(tmp_path: Path) -> None:
+    data = DataProto.from_dict({"a": torch.arange(1000)})
+    save_to_disk(data, tmp_path / "b")
+    got = load_from_disk(tmp_path / "b")
+    save_to_disk(DataProto.from_dict({"a": torch.zeros(1000)}), tmp_path / "b")
+    (tmp_path / "b").unlink()
+    assert got.equals(data)
+
+
+def test_other_tools_can_read_the_tensors(tmp_path: Path) -> None:
+    save_to_disk(DataProto.from_dict({"a": torch.arange(6).view(2, 3)}), tmp_path / "b.safetensors")
+    with safe_open(tmp_path / "b.safetensors", framework="pt") as file:
+        (name,) = file.keys()
+        assert "a" in name
+        assert file.get_tensor(name).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_long_description_finds_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verl_protocol.disk._MAX_HEADER_BYTES", 10)
+    data = DataProto.from_dict(non_tensors={"s": ["x" * 1000]})
+    assert round_trip(data, tmp_path).equals(data)
+
+
+@dataclass
+class Thing:
+    """Something that only pickle can write."""
+
+    value: int
+
+
+class Mine(DataProto):
+    """A user's batch."""
+
+
+@pytest.mark.parametrize(
+    ("data", "place"),
+    [
+        (DataProto(meta_info={"cfg": {"x": Thing(1)}}), r"meta_info\['cfg'\]\['x'\]"),
+        (DataProto.from_dict(non_tensors={"s": [1, Thing(1)]}), r"non_tensor_batch\['s'\]\[1\]"),
+        (DataProto(meta_info={"f": len}), r"meta_info\['f'\] holds a builtins.builtin_function_or_method"),
+        (Mine(meta_info={"k": 1}), "the class"),
+    ],
+    ids=["meta", "column", "function", "subclass"],
+)
+def test_what_needs_a_pickle_is_asked_for_twice(data: DataProto, place: str, tmp_path: Path) -> None:
+    path = tmp_path / "b"
+    with pytest.raises(PickleNeededError, match=f"^{place}.*allow_pickle=True"):
+        save_to_disk(data, path)
+    assert list(tmp_path.iterdir()) == []
+    save_to_disk(data, path, allow_pickle=True)
+    with pytest.raises(PickleRefusedError, match="allow_pickle=True"):
+        load_from_disk(path)
+    got = load_from_disk(path, allow_pickle=True)
+    assert type(got) is type(data)
+    assert got.equals(data)
+
+
+class Bomb:
+    """Says so when its code runs."""
+
+    def __reduce__(self) -> Any:
+        return (os.mkdir, ("exploded",))
+
+
+def test_loading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_to_disk(DataProto(meta_info={"bomb": Bomb()}), "b", allow_pickle=True)
+    (tmp_path / "pickle").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(PickleRefusedError):
+        load_from_disk("b")
+    with pytest.raises(FileFormatError, match="no safetensors file"):
+        load_from_disk("pickle")
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = DataProto.from_dict({"a": torch.arange(3)})
+    save_to_disk(old, tmp_path / "b")
+
+    def no_space(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match="No space"):
+        save_to_disk(DataProto.from_dict({"a": torch.arange(9)}), tmp_path / "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    assert load_from_disk(tmp_path / "b").equals(old)
+
+
+def test_foreign_and_damaged_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        load_from_disk(tmp_path / "none")
+    save_file({"a": torch.ones(2)}, tmp_path / "foreign")
+    with pytest.raises(FileFormatError, match="not one that save_to_disk wrote"):
+        load_from_disk(tmp_path / "foreign")
+    save_to_disk(DataProto.from_dict({"a": torch.arange(1000)}), tmp_path / "b")
+    (tmp_path / "short").write_bytes((tmp_path / "b").read_bytes()[:-100])
+    with pytest.raises(FileFormatError, match="short"):
+        load_from_disk(tmp_path / "short")
+
+
+def test_a_file_of_another_release_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("verl_protocol.disk.FILE_VERSION", "99")
+        save_to_disk(DataProto(meta_info={"k": 1}), tmp_path / "b")
+    with pytest.raises(FileFormatError, match=r"file format 99, but verl-protocol .* reads format 1"):
+        load_from_disk(tmp_path / "b")
+
+
+def test_the_environment_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = DataProto.from_dict({"a": torch.arange(3)})
+    monkeypatch.setenv("VERL_DATAPROTO_SERIALIZATION_METHOD", "numpy")
+    save_to_disk(data, tmp_path / "b")
+    payload = pickle.dumps(data)
+    monkeypatch.delenv("VERL_DATAPROTO_SERIALIZATION_METHOD")
+    assert load_from_disk(tmp_path / "b").equals(data)
+    assert pickle.loads(payload).equals(data)
+
+
+def test_nested_batches_in_columns_come_back(tmp_path: Path) -> None:
+    from tensordict import TensorDict
+
+    inner = TensorDict({"x": torch.arange(2), "s": ["a", "b"]}, [2])
+    got = round_trip(DataProto(batch=TensorDict({"n": inner}, [2])), tmp_path)
+    assert got.batch["n"]["x"].tolist() == [0, 1]
+    assert list(got.batch["n"]["s"]) == ["a", "b"]
