@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+
+from verl_protocol import DataProtoFuture
 
 from verl_dispatch.colocate import ColocatedWorker, GroupViewError, InvalidRolesError, UnknownRoleError
 from verl_dispatch.errors import CallTimeout
-from verl_dispatch.local_answer import LocalAnswer, LocalCall
+from verl_dispatch.local_answer import AnswerRows, LocalAnswer, LocalCall
 from verl_dispatch.local_state import LocalState
 from verl_dispatch.options import CallOptions
 from verl_dispatch.plan import CallPlan
 from verl_dispatch.tracing import current_timer
+from verl_dispatch.typed_methods import GroupWorker
 from verl_dispatch.worker_group import RESERVED_NAMES, WorkerGroup
 
 __all__ = ["LocalWorkerGroup"]
 
-W = TypeVar("W")
+if TYPE_CHECKING:
+    from verl_dispatch.group_method import GroupMethod
+    from verl_dispatch.resource_pool import ClassWithInitArgs
+    from verl_dispatch.typed_methods import GP, A, D, G, Method, P, R
+    from verl_dispatch.typed_modes import Ref
+
+V = TypeVar("V")
 GRACE_S = 1.0
 
 
-class LocalWorkerGroup(WorkerGroup[W, "Future[Any]"]):
+class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     """A group without a cluster: the same modes, checks, errors and isolation, in this process.
 
     Ranks run one after the other in the calling thread, so that a breakpoint in a worker method works; each
@@ -53,9 +62,37 @@ class LocalWorkerGroup(WorkerGroup[W, "Future[Any]"]):
         ['hello from 0 of 2', 'hello from 1 of 2']
     """
 
+    # The constructor's arguments are checked where the group has no options of its own among them.
+    @overload
+    def __init__(
+        self, cls: Callable[P, GroupWorker], world_size: int, *args: P.args, **kwargs: P.kwargs
+    ) -> None: ...
+    @overload
     def __init__(
         self,
-        cls: type[W] | Any,
+        cls: type[GroupWorker],
+        world_size: int,
+        *args: Any,
+        concurrent: bool,
+        name_prefix: str = ...,
+        **kwargs: Any,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, cls: type[GroupWorker], world_size: int, *args: Any, name_prefix: str, **kwargs: Any
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: LocalWorkerGroup[Any],
+        cls: ClassWithInitArgs,
+        world_size: int,
+        *,
+        concurrent: bool = ...,
+        name_prefix: str = ...,
+    ) -> None: ...
+    def __init__(  # type: ignore[misc]
+        self,
+        cls: Any,
         world_size: int,
         *args: Any,
         concurrent: bool = False,
@@ -77,6 +114,28 @@ class LocalWorkerGroup(WorkerGroup[W, "Future[Any]"]):
         self._generation_seen = self._state.generation
         self._state.build()
 
+    if TYPE_CHECKING:
+        # As in the base, with the type that this backend gives an answer to come.
+        @overload
+        def bind(self, method: str, /) -> GroupMethod[..., Any, Any, Any]: ...
+        @overload
+        def bind(
+            self, method: Method[GroupWorker, GP, R, G, Any, Literal[True]], /
+        ) -> GroupMethod[GP, R, G, G]: ...
+        @overload
+        def bind(
+            self, method: Method[GroupWorker, GP, R, G, list[Ref[A]], Literal[False]], /
+        ) -> GroupMethod[GP, R, G, list[Future[A]]]: ...
+        @overload
+        def bind(
+            self, method: Method[GroupWorker, GP, R, G, Ref[A], Literal[False]], /
+        ) -> GroupMethod[GP, R, G, Future[A]]: ...
+        @overload
+        def bind(
+            self, method: Method[GroupWorker, GP, R, G, D, Literal[False]], /
+        ) -> GroupMethod[GP, R, G, D]: ...
+        def bind(self, method: Any, /) -> Any: ...
+
     # --- what the base asks of a backend -------------------------------------------------------------------
 
     def _send(self, plan: CallPlan, options: CallOptions) -> Sequence[LocalAnswer]:
@@ -93,7 +152,8 @@ class LocalWorkerGroup(WorkerGroup[W, "Future[Any]"]):
             return []
         call = pendings[0].call
         call.check_generation()
-        call.wait(timeout_s, GRACE_S)
+        if self._state.concurrent:
+            call.wait(timeout_s, GRACE_S)
         self._check(call, timeout_s)
         if plan.fetches_all:
             return [answer.value for answer in pendings]
@@ -101,9 +161,8 @@ class LocalWorkerGroup(WorkerGroup[W, "Future[Any]"]):
 
     def _check(self, call: LocalCall, timeout_s: float | None) -> None:
         """Raise for ranks that failed, or took too long; where ranks take turns, each has the whole time."""
-        failures = call.failures()
-        if failures:
-            silent = call.silent_ranks()
+        if call.has_failed():
+            failures, silent = call.failures(), call.silent_ranks()
             self._state.note_failures(call.method, failures, silent)
             raise call.error(failures, silent)
         if timeout_s is not None:
@@ -117,6 +176,15 @@ class LocalWorkerGroup(WorkerGroup[W, "Future[Any]"]):
 
     def _futures(self, plan: CallPlan, pendings: Sequence[LocalAnswer]) -> list[Future[Any]]:
         return [answer.future() for answer in self._fetched(plan, pendings)]
+
+    def _data_future(self, plan: CallPlan, pendings: Sequence[LocalAnswer]) -> DataProtoFuture[Any]:
+        futures = [answer.future() for answer in self._fetched(plan, pendings)]
+        return DataProtoFuture(
+            plan.collect.collect,
+            futures,
+            row_counts=[AnswerRows(future) for future in futures],
+            row_aligned=plan.order is None,
+        )
 
     def _stream(
         self, plan: CallPlan, pendings: Sequence[LocalAnswer], timeout_s: float | None
@@ -243,6 +311,10 @@ class LocalWorkerGroup(WorkerGroup[W, "Future[Any]"]):
         self.__dict__.update(views)
         self.wg_dict = views
 
+    @overload
+    def role(self, name: str, cls: type[V]) -> LocalWorkerGroup[V]: ...
+    @overload
+    def role(self, name: str, cls: None = None) -> LocalWorkerGroup[Any]: ...
     def role(self, name: str, cls: type[Any] | None = None) -> LocalWorkerGroup[Any]:
         """A view of one role; `cls`, its worker class, tells type checkers its methods.
 

@@ -46,7 +46,6 @@ ARG: Final = "verl_dispatch.typed_modes.Arg"
 RES: Final = "verl_dispatch.typed_modes.Res"
 REF: Final = "verl_dispatch.typed_modes.Ref"
 BATCH: Final = "verl_dispatch.typed_modes.Batch"
-UNKNOWN: Final = "verl_dispatch.typed_modes.Unknown"
 
 
 def plugin(version: str) -> type[Plugin]:
@@ -111,29 +110,24 @@ def _on_group(name: str, group: Instance, method: Instance, ref: ProperType, ctx
     """The registered method as the group has it, or `ctx.default_attr_type` where its types are not known."""
     _, signature, mode, blocking = map(get_proper_type, method.args)
     shape = get_proper_type(ctx.default_attr_type)
-    if isinstance(mode, Instance) and _takes_anything(mode):
-        return shape
-    if not (
-        isinstance(signature, CallableType) and isinstance(mode, Instance) and isinstance(shape, Instance)
-    ):
+    forms = _forms(mode)
+    if not (forms and isinstance(signature, CallableType) and isinstance(shape, Instance)):
         return ctx.default_attr_type
     name = f"{name} of {group.type.name}"
-    bound = [_bound(name, form, signature, ref, blocking, shape) for form in (mode, *_forms(mode))]
+    bound = [_bound(name, form, signature, ref, blocking, shape) for form in forms]
     if len(bound) == 1:
         return bound[0]
     return Overloaded([form.copy_modified(fallback=bound[0].fallback) for form in bound[1:]])
 
 
-def _takes_anything(mode: Instance) -> bool:
-    takes = _arguments_as(mode, {MODE})[0]
-    return isinstance(takes, Instance) and takes.type.fullname == UNKNOWN
-
-
-def _forms(mode: Instance) -> list[Instance]:
+def _forms(mode: ProperType) -> list[Instance]:
+    """The mode, then the forms that it lists; nothing for a mode that is not typed."""
+    if not (isinstance(mode, Instance) and mode.type.has_base(MODE)):
+        return []
     symbol = mode.type.get("forms")
-    forms = get_proper_type(symbol.type) if symbol else None
-    items = map(get_proper_type, forms.items if isinstance(forms, TupleType) else [])
-    return [item for item in items if isinstance(item, Instance)]
+    listed = get_proper_type(symbol.type) if symbol else None
+    forms = map(get_proper_type, listed.items if isinstance(listed, TupleType) else [])
+    return [mode, *(form for form in forms if isinstance(form, Instance))]
 
 
 def _bound(

@@ -123,7 +123,7 @@ def register(
     blocking: bool = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
-) -> Decorator[typed.CustomMode, Any]: ...
+) -> Decorator[Dispatch, Any]: ...
 def register(
     dispatch_mode: DispatchMode = Dispatch.ALL_TO_ALL,
     execute_mode: Execute = Execute.ALL,

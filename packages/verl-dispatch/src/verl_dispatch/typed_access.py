@@ -19,6 +19,7 @@ from verl_dispatch.typed_methods import (
     HasDefault2,
     Later,
     ListMethod,
+    M_co,
     Method,
     OfEither,
     OfRows,
@@ -36,7 +37,6 @@ A1 = TypeVar("A1")
 A2 = TypeVar("A2")
 W_co = TypeVar("W_co", covariant=True)
 F_co = TypeVar("F_co", covariant=True)
-M_co = TypeVar("M_co", covariant=True)
 
 
 class Registered(Generic[W_co, F_co, M_co, B_co]):

@@ -21,13 +21,14 @@ from typing import (
     overload,
 )
 
-from verl_dispatch.typed_modes import Mode, Ref
+from verl_dispatch.typed_modes import Ref
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
     from verl_protocol.futures import DataProtoFuture
 
     from verl_dispatch.markers import Broadcast
+    from verl_dispatch.modes import Dispatch
     from verl_dispatch.typed_access import Registered
 
 P = ParamSpec("P")
@@ -36,7 +37,8 @@ A = TypeVar("A")
 B = TypeVar("B", bound=bool)
 D = TypeVar("D")
 G = TypeVar("G")
-M = TypeVar("M", bound=Mode[Any, Any, Any])
+M = TypeVar("M", bound="Dispatch")
+M_co = TypeVar("M_co", bound="Dispatch", covariant=True)
 R = TypeVar("R")
 W = TypeVar("W")
 W_contra = TypeVar("W_contra", contravariant=True)
@@ -108,11 +110,13 @@ class HasDefault2(Protocol[R_co]):
     def __call__(self, first: Any, second: Any = ..., /) -> R_co: ...
 
 
-class Decorator(Generic[M, B]):
+class Decorator(Generic[M_co, B_co]):
     """What `register(...)` returns: makes a method a registered one."""
 
     # One signature: overloads here would turn any method with an Any in its signature into Any.
-    def __call__(self, function: Callable[Concatenate[W, P], R], /) -> Registered[W, Callable[P, R], M, B]:
+    def __call__(
+        self, function: Callable[Concatenate[W, P], R], /
+    ) -> Registered[W, Callable[P, R], M_co, B_co]:
         raise NotImplementedError
 
 

@@ -40,10 +40,6 @@ class Res:
     """Stands for what the worker's method returns; for an async method, what it returns when awaited."""
 
 
-class Unknown:
-    """Stands for what cannot be said: anything is taken, or given."""
-
-
 class Ref(Generic[X_co]):
     """Stands for one worker's pending answer: an ObjectRef on Ray, a Future in-process."""
 
@@ -118,13 +114,15 @@ class NdBatches(Mode[Rows, Res, "DataProtoFuture[Res]"]):
         raise NotImplementedError
 
 
-class CustomMode(Mode[Unknown, Unknown, Unknown]): ...
-
-
-WholeMode: TypeAlias = "RankZero | OneToAll | AllToAll"
+WholeMode: TypeAlias = RankZero | OneToAll | AllToAll
 SplittingMode: TypeAlias = (
-    "DpCompute | DpComputeProto | DpComputeProtoWithFunc | DpComputeMetric"
-    " | OneToOne | DirectRollout | NdBatches"
+    DpCompute
+    | DpComputeProto
+    | DpComputeProtoWithFunc
+    | DpComputeMetric
+    | OneToOne
+    | DirectRollout
+    | NdBatches
 )
 
 

@@ -6,12 +6,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, overload
 
 from verl_dispatch.errors import ReservedNameError
 from verl_dispatch.options import DEFAULT_OPTIONS, CallOptions
 from verl_dispatch.plan import CallPlan
 from verl_dispatch.planners import all_ranks
+from verl_dispatch.typed_methods import GroupWorker
 from verl_dispatch.worker_group import RESERVED_NAMES, WorkerGroup
 from verl_protocol import DataProtoFuture
 
@@ -35,9 +36,14 @@ from verl_ray.rendezvous import RendezvousRequest
 from verl_ray.resources import RayResourcePool
 from verl_ray.shares import demand_of_options
 
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from verl_dispatch.group_method import GroupMethod
+    from verl_dispatch.typed_methods import GP, A, D, G, Method, R
+    from verl_dispatch.typed_modes import Ref
+
 __all__ = ["RayWorkerGroup"]
 
-W = TypeVar("W")
 V = TypeVar("V")
 
 _KEYWORDS = [
@@ -63,14 +69,15 @@ _KEYWORDS = [
 ]
 
 
-class RayWorkerGroup(WorkerGroup[W, Any]):
+class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
     """One actor per slot of a pool, called as one object.
 
-    All workers start at the same time, and the constructor returns when every worker's own constructor has. Use it as a
-    context manager, or call `shutdown()`.
+    All workers start at the same time, and the constructor returns when every worker's own constructor has.
+    Use it as a context manager, or call `shutdown()`.
 
-    Calls reach each worker in the order in which they were sent, and a worker runs one at a time, also async methods,
-    unless `update_options({"max_concurrency": n})` allows more. A group can be called from several threads.
+    Calls reach each worker in the order in which they were sent, and a worker runs one at a time, also async
+    methods, unless `update_options({"max_concurrency": n})` allows more. A group can be called from several
+    threads.
 
     Args:
         resource_pool: where the workers run, one per slot.
@@ -80,7 +87,8 @@ class RayWorkerGroup(WorkerGroup[W, Any]):
         detached: the workers outlive this driver; needs a detached pool.
         worker_names: attach to running workers by name, see `from_detached`.
         worker_handles: attach to running workers by handle, see `from_detached`.
-        ray_wait_register_center_timeout: seconds allowed for start-up, from the request to the last constructor.
+        ray_wait_register_center_timeout: seconds allowed for start-up, from the request to the last
+            constructor.
         use_gpu: False keeps the pool's accelerators from the workers.
         device_name: torch device that says which accelerator a pool with `use_gpu` means.
         worker_env: environment variables for every worker, set before its process starts.
@@ -117,12 +125,12 @@ class RayWorkerGroup(WorkerGroup[W, Any]):
     grace_s: ClassVar[float] = 2.0
     """Seconds that the other ranks get to answer after a first one failed, before the failure is raised."""
 
-    on_restart: Callable[[Self], object] | None
+    on_restart: Callable[[Any], object] | None
 
     def __init__(
         self,
         resource_pool: RayResourcePool | None = None,
-        ray_cls_with_init: RayClassWithInitArgs[W] | None = None,
+        ray_cls_with_init: RayClassWithInitArgs[GroupWorker] | None = None,
         bin_pack: bool = True,
         name_prefix: str | None = None,
         detached: bool = False,
@@ -229,7 +237,7 @@ class RayWorkerGroup(WorkerGroup[W, Any]):
         name_prefix: str | None = None,
         worker_names: Sequence[str] | None = None,
         worker_handles: Sequence[Any] | None = None,
-        ray_cls_with_init: RayClassWithInitArgs[W] | None = None,
+        ray_cls_with_init: RayClassWithInitArgs[GroupWorker] | None = None,
     ) -> Self:
         """Attach to workers that run already. Shutting this group down only lets go of them.
 
@@ -278,7 +286,8 @@ class RayWorkerGroup(WorkerGroup[W, Any]):
         return self._crew.generation
 
     def startup_report(self) -> dict[str, Any]:
-        """Seconds that each stage of the last start took: `placement_s`, `processes_s`, `imports_s`, `init_s` and more.
+        """Seconds that each stage of the last start took: `placement_s`, `processes_s`, `imports_s`,
+        `init_s` and more.
 
         Empty for a group that was attached to.
         """
@@ -342,17 +351,40 @@ class RayWorkerGroup(WorkerGroup[W, Any]):
 
     _is_view: bool = False
 
+    if TYPE_CHECKING:
+        # As in the base, with the type that Ray gives an answer to come.
+        @overload
+        def bind(self, method: str, /) -> GroupMethod[..., Any, Any, Any]: ...
+        @overload
+        def bind(
+            self, method: Method[GroupWorker, GP, R, G, Any, Literal[True]], /
+        ) -> GroupMethod[GP, R, G, G]: ...
+        @overload
+        def bind(
+            self, method: Method[GroupWorker, GP, R, G, list[Ref[A]], Literal[False]], /
+        ) -> GroupMethod[GP, R, G, list[ObjectRef[A]]]: ...
+        @overload
+        def bind(
+            self, method: Method[GroupWorker, GP, R, G, Ref[A], Literal[False]], /
+        ) -> GroupMethod[GP, R, G, ObjectRef[A]]: ...
+        @overload
+        def bind(
+            self, method: Method[GroupWorker, GP, R, G, D, Literal[False]], /
+        ) -> GroupMethod[GP, R, G, D]: ...
+        def bind(self, method: Any, /) -> Any: ...
+
     # --- calls ---------------------------------------------------------------------------------------------
 
-    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Runs any method, registered or not, with the same arguments on every worker; one ObjectRef each, at once."""
+    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[ObjectRef[Any]]:
+        """Runs any method, registered or not, with the same arguments on every worker; an ObjectRef each."""
         plan = self._raw_plan(method_name, all_ranks(self.world_size), args, kwargs)
         return self._futures(plan, self._send(plan, _HANDED_ON))
 
-    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> ObjectRef[Any]:
         """Runs any method, registered or not, on rank 0; its ObjectRef, at once."""
         plan = self._raw_plan(method_name, (0,), args, kwargs)
-        return self._futures(plan, self._send(plan, _HANDED_ON))[0]
+        ref: ObjectRef[Any] = self._futures(plan, self._send(plan, _HANDED_ON))[0]
+        return ref
 
     def _send(self, plan: CallPlan, options: CallOptions) -> Sequence[Pending]:
         return self._executor.send(plan, options)
@@ -381,7 +413,8 @@ class RayWorkerGroup(WorkerGroup[W, Any]):
     # --- health and end ------------------------------------------------------------------------------------
 
     def watch(self, on_death: Callable[[Death], object] | None = None, every_s: float = 1.0) -> Watch:
-        """Notice deaths also while nobody calls: the group refuses calls from then on, and `on_death` is told once.
+        """Notice deaths also while nobody calls: the group refuses calls from then on, and `on_death` is
+        told once.
 
         The thread is a daemon; it ends with `stop()`, with the group's shutdown, or when the group is gone.
 
@@ -407,7 +440,8 @@ class RayWorkerGroup(WorkerGroup[W, Any]):
         return self.watch(every_s=every_n_seconds)
 
     def restart(self) -> None:
-        """End all workers and start them anew: same slots, ranks and constructor arguments, new port, next generation.
+        """End all workers and start them anew: same slots, ranks and constructor arguments, new port, next
+        generation.
 
         What earlier workers knew is gone, meshes included; futures of earlier generations are refused. Then
         `on_restart` is called.
