@@ -6,15 +6,18 @@ never sees an object of the caller's or of another worker, and a program that wo
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from verl_protocol import DataProto, DataProtoFuture
+from verl_protocol.future_part import Deadline, values_of
 from verl_protocol.jagged import is_jagged
 from verl_protocol.nested import is_tensordict
 from verl_protocol.wire import dumps, loads
@@ -22,7 +25,7 @@ from verl_protocol.wire import dumps, loads
 from verl_dispatch.argument_parts import PaddedPart
 from verl_dispatch.future_parts import FuturePart
 
-__all__ = ["private_arguments", "private_copy"]
+__all__ = ["PrivateFuture", "private_arguments", "private_copy"]
 
 T = TypeVar("T")
 Memo = dict[int, Any]
@@ -34,6 +37,21 @@ _SHARED_TYPES = frozenset(
     ]
 )
 """Types whose objects cannot be changed, or stand for code: they pass as they are."""
+
+
+class PrivateFuture(Future[Any]):
+    """A future whose every reading gives a copy of its own."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        """A copy of the value."""
+        return private_copy(self.shared_result(timeout))
+
+    def shared_result(self, timeout: float | None = None) -> Any:
+        """The value itself, for a look that changes nothing."""
+        return super().result(timeout)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.wrap_future(self).__await__()
 
 
 def private_copy(value: T) -> T:
@@ -71,7 +89,8 @@ def private_arguments(
 
 def _argument(value: Any, memo: Memo) -> Any:
     if isinstance(value, Future):
-        return private_copy(value.result())
+        found = value.result()
+        return found if isinstance(value, PrivateFuture) else private_copy(found)
     return _copied(value, memo)
 
 
@@ -166,6 +185,32 @@ def _copy_tensordict(value: Any, memo: Memo) -> Any:
     return loads(*dumps(value))
 
 
+class _PrivatePart:
+    """A part of a future batch that gives a copy of its own to each reader."""
+
+    def __init__(self, part: Any) -> None:
+        self._part = part
+
+    def result(self, timeout: float | None = None) -> Any:
+        return private_copy(values_of([self._part], Deadline(timeout))[0])
+
+
+def _copy_future(value: DataProtoFuture[Any], memo: Memo) -> DataProtoFuture[Any]:
+    made = copy.copy(value)
+    made.futures = [_private_part(part, memo) for part in value.futures]
+    return made
+
+
+def _private_part(part: Any, memo: Memo) -> Any:
+    if isinstance(part, DataProtoFuture):
+        return _copied(part, memo)
+    return part if isinstance(part, (_PrivatePart, PrivateFuture)) else _PrivatePart(part)
+
+
+def _copy_future_part(value: FuturePart, memo: Memo) -> FuturePart:
+    return replace(value, future=_copied(value.future, memo))
+
+
 def _copy_padded(value: PaddedPart, memo: Memo) -> PaddedPart:
     return PaddedPart(_copied(value.value, memo), value.trim)
 
@@ -177,7 +222,7 @@ _COPIERS: dict[type, Callable[[Any, Memo], Any]] = {
     np.ndarray: _copy_array,
     torch.Tensor: _copy_tensor,
     torch.nn.Parameter: _copy_tensor,
-    DataProtoFuture: _as_it_is,
-    FuturePart: _as_it_is,
+    DataProtoFuture: _copy_future,
+    FuturePart: _copy_future_part,
     PaddedPart: _copy_padded,
 }

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-from collections.abc import Generator, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from verl_dispatch.batches import has_rows, num_rows
 from verl_dispatch.errors import WorkerFailure, WorkerGroupError
-from verl_dispatch.isolation import private_copy
+from verl_dispatch.isolation import PrivateFuture
 from verl_dispatch.tracing import CallTimer
 
-__all__ = ["LocalAnswer", "LocalCall", "LocalFuture"]
+__all__ = ["AnswerRows", "LocalAnswer", "LocalCall", "LocalFuture"]
 
 
-class LocalFuture(Future[Any]):
-    """The answer of one rank to a non-blocking call; every reading gives a copy of its own."""
+class LocalFuture(PrivateFuture):
+    """The answer of one rank to a non-blocking call."""
 
     def __init__(self, call: LocalCall) -> None:
         super().__init__()
@@ -25,18 +25,27 @@ class LocalFuture(Future[Any]):
         # A call that was sent runs to its end: it can no longer be cancelled.
         self.set_running_or_notify_cancel()
 
-    def result(self, timeout: float | None = None) -> Any:
-        """The rank's answer.
+    def shared_result(self, timeout: float | None = None) -> Any:
+        """The rank's answer; `result` gives a copy of it.
 
         Raises:
             WorkerGroupError: the rank failed, or the group was restarted since.
             TimeoutError: no answer in time.
         """
         self._call.check_generation()
-        return private_copy(super().result(timeout))
+        return super().shared_result(timeout)
 
-    def __await__(self) -> Generator[Any, None, Any]:
-        return asyncio.wrap_future(self).__await__()
+
+@dataclass(frozen=True, slots=True)
+class AnswerRows:
+    """How many rows an answer has, once it is there."""
+
+    answer: LocalFuture
+
+    def result(self, timeout: float | None = None) -> int:
+        """The number of rows; 0 for an answer that has none."""
+        value = self.answer.shared_result(timeout)
+        return num_rows(value) if has_rows(value) else 0
 
 
 class LocalAnswer:
@@ -108,7 +117,7 @@ class LocalCall:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self.changed:
             self.changed.wait_for(self._is_decided, timeout_s)
-            if not self.is_done() and self.failures():
+            if not self.is_done() and self.has_failed():
                 left = grace_s if deadline is None else min(grace_s, max(0.0, deadline - time.monotonic()))
                 self.changed.wait_for(self.is_done, left)
 
@@ -116,7 +125,7 @@ class LocalCall:
         """Wait until one of these ranks has answered, or any rank has failed; False if the time is over."""
         with self.changed:
             return self.changed.wait_for(
-                lambda: any(answer.done for answer in answers) or bool(self.failures()), timeout_s
+                lambda: any(answer.done for answer in answers) or self.has_failed(), timeout_s
             )
 
     def is_done(self) -> bool:
@@ -124,7 +133,11 @@ class LocalCall:
         return all(answer.done for answer in self.answers)
 
     def _is_decided(self) -> bool:
-        return any(answer.failure is not None for answer in self.answers) or self.is_done()
+        return self.has_failed() or self.is_done()
+
+    def has_failed(self) -> bool:
+        """Whether a rank has failed so far."""
+        return any(answer.failure is not None for answer in self.answers)
 
     def failures(self) -> dict[int, WorkerFailure]:
         """The failures so far, by rank."""

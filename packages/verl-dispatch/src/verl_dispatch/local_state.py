@@ -129,10 +129,12 @@ class LocalState:
 
     def restart(self) -> None:
         """Replace all workers by new ones, made from the same class and arguments."""
+        if self._closed:
+            self.check_usable(self.name, "restart")
         self._engine.close("the group was restarted")
         self._finalizer.detach()
         self.generation += 1
-        self._broken, self._closed = "", False
+        self._broken = ""
         self.build()
 
     def close(self) -> None:

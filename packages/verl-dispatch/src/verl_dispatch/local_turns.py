@@ -45,7 +45,8 @@ class TurnEngine:
 
     def _run(self, call: LocalCall, run: Callable[[int, int], Any]) -> None:
         show, clock = self._environment.show, time.perf_counter
-        with self._environment.shown():
+        saved = self._environment.enter()
+        try:
             for index, answer in enumerate(call.answers):
                 show(answer.rank)
                 started = clock()
@@ -55,6 +56,8 @@ class TurnEngine:
                     answer.failure = failure_of(answer.rank, error)
                 answer.seconds = clock() - started
                 answer.done = True
+        finally:
+            self._environment.leave(saved)
 
     def close(self, reason: str) -> None:
         """Drop the workers."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from verl_dispatch.rank_info import RankInfo
@@ -32,27 +31,27 @@ class RankEnvironment:
             _encoded({key: value for key, value in variables.items() if key not in common})
             for variables in per_rank
         ]
-        self._keys = [_encode(key) for key in per_rank[0]]
+        self._keys = [key for key, _ in _encoded(per_rank[0])]
 
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Set what all ranks share; `show(rank)` sets the rest. On leaving all is as it was before."""
+    def enter(self) -> Variables:
+        """Set what all ranks share; `show(rank)` sets the rest, `leave` puts all back as it was before."""
         saved = _enter(self._keys)
-        try:
-            _write(self._common)
-            yield
-        finally:
-            _leave(saved)
+        _write(self._common)
+        return saved
+
+    def leave(self, saved: Variables) -> None:
+        """Undo `enter` and every `show` since."""
+        _leave(saved)
 
     def show(self, rank: int) -> None:
         """Set the variables in which this rank differs from the others."""
         _write(self._own[rank])
 
 
-def _enter(keys: Iterable[Any]) -> Variables:
+def _enter(keys: Sequence[Any]) -> Variables:
     global _depth, _before_all
     with _lock:
-        saved = [(key, _stored.get(key)) for key in keys]
+        saved: Variables = list(zip(keys, map(_stored.get, keys), strict=True))
         if _depth == 0:
             _before_all = saved
         _depth += 1
@@ -67,44 +66,34 @@ def _leave(saved: Variables) -> None:
         _write(_before_all if _depth == 0 else saved)
 
 
-def _write(variables: Variables) -> None:
-    for key, value in variables:
-        if value is None:
-            _unset(key)
-        else:
-            _set(key, value)
-
-
 # os.environ takes several times as long as the rest of a small call, so its two halves are written directly
 # where they can be reached: the table that Python reads, and the process's own.
-_table: MutableMapping[Any, Any] | None = getattr(os.environ, "_data", None) if os.name == "posix" else None
+_table: dict[bytes, bytes] | None = getattr(os.environ, "_data", None) if os.name == "posix" else None
 
 if _table is None:
     _stored: MutableMapping[Any, Any] = os.environ
 
-    def _encode(text: str) -> Any:
-        return text
+    def _encoded(variables: Mapping[str, str]) -> Variables:
+        return list(variables.items())
 
-    def _set(key: Any, value: Any) -> None:
-        os.environ[key] = value
-
-    def _unset(key: Any) -> None:
-        os.environ.pop(key, None)
+    def _write(variables: Variables) -> None:
+        for key, value in variables:
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
 
 else:
     _stored = _table
 
-    def _encode(text: str) -> Any:
-        return os.fsencode(text)
+    def _encoded(variables: Mapping[str, str]) -> Variables:
+        return [(os.fsencode(key), os.fsencode(value)) for key, value in variables.items()]
 
-    def _set(key: Any, value: Any) -> None:
-        os.putenv(key, value)
-        _stored[key] = value
-
-    def _unset(key: Any) -> None:
-        if _stored.pop(key, None) is not None:
-            os.unsetenv(key)
-
-
-def _encoded(variables: dict[str, str]) -> Variables:
-    return [(_encode(key), _encode(value)) for key, value in variables.items()]
+    def _write(variables: Variables) -> None:
+        putenv, unsetenv, table = os.putenv, os.unsetenv, _stored
+        for key, value in variables:
+            if value is not None:
+                putenv(key, value)
+                table[key] = value
+            elif table.pop(key, None) is not None:
+                unsetenv(key)
