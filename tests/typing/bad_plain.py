@@ -1,8 +1,17 @@
 """Mistakes that are found without the plugin: every line marked here must be an error."""
 
-from tests.typing.workers import Other, Trainer
-from verl_dispatch import Dispatch, Execute, LocalWorkerGroup, Worker, make_nd_compute_dataproto_dispatch_fn, register
+from verl_dispatch import (
+    ClassWithInitArgs,
+    Dispatch,
+    Execute,
+    LocalWorkerGroup,
+    Worker,
+    make_nd_compute_dataproto_dispatch_fn,
+    register,
+)
 from verl_protocol import DataProto
+
+from tests.typing.workers import Other, Trainer
 
 
 class Wrong(Worker):
@@ -30,9 +39,11 @@ class Wrong(Worker):
 
 
 def constructor_arguments() -> None:
-    LocalWorkerGroup(Trainer, 2)  # type: ignore[call-arg]
-    LocalWorkerGroup(Trainer, 2, lr="much")  # type: ignore[arg-type]
-    LocalWorkerGroup(Trainer, 2, lr=0.1, nme="x")  # type: ignore[call-arg]
+    LocalWorkerGroup(Trainer, 2)  # type: ignore[call-overload]
+    LocalWorkerGroup(Trainer, 2, lr="much")  # type: ignore[call-overload]
+    LocalWorkerGroup(Trainer, 2, lr=0.1, nme="x")  # type: ignore[call-overload]
+
+    ClassWithInitArgs(Trainer, lr="much")  # type: ignore[arg-type]
 
 
 def arguments(group: LocalWorkerGroup[Trainer], batch: DataProto) -> None:
@@ -58,4 +69,4 @@ def arguments(group: LocalWorkerGroup[Trainer], batch: DataProto) -> None:
 def results(group: LocalWorkerGroup[Trainer], batch: DataProto) -> None:
     group.call(Trainer.load, "path").upper()  # type: ignore[attr-defined]
     group.call(Trainer.update_actor, batch).append(batch)  # type: ignore[attr-defined]
-    group.bind(Trainer.generate)(batch).meta_info  # type: ignore[attr-defined]
+    group.bind(Trainer.generate)(batch).union(batch)  # type: ignore[attr-defined]

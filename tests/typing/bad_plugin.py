@@ -1,10 +1,11 @@
-"""Mistakes that mypy finds in `group.method(...)` with the plugin: every line marked here must be an error."""
+"""Mistakes that mypy finds in `group.method(...)` with the plugin: every marked line must be an error."""
 
 from concurrent.futures import Future
 
-from tests.typing.workers import Rollouts, Trainer
 from verl_dispatch import Broadcast, LocalWorkerGroup
 from verl_protocol import DataProto
+
+from tests.typing.workers import Rollouts, Trainer
 
 
 def names(group: LocalWorkerGroup[Trainer]) -> None:
@@ -43,7 +44,7 @@ def batches(group: LocalWorkerGroup[Trainer], batch: DataProto, rollouts: Rollou
 
 
 def results(group: LocalWorkerGroup[Trainer], batch: DataProto) -> None:
-    number: int = group.load("path")  # type: ignore[assignment]
-    answers: list[DataProto] = group.update_actor(batch)  # type: ignore[assignment]
-    now: Rollouts = group.generate(batch)  # type: ignore[assignment]
-    later: list[Future[str]] = group.load_later("path")  # type: ignore[assignment]
+    group.load("path").upper()  # type: ignore[attr-defined]
+    group.update_actor(batch).append(batch)  # type: ignore[attr-defined]
+    group.generate(batch).union(batch)  # type: ignore[attr-defined]
+    group.load_later("path")[0].result().upper()  # type: ignore[attr-defined]

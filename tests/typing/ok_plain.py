@@ -4,10 +4,10 @@ from concurrent.futures import Future
 from typing import Any, assert_type
 
 from tensordict import TensorDict
+from verl_dispatch import Broadcast, ClassWithInitArgs, Dispatch, LocalWorkerGroup, WorkerGroup
+from verl_protocol import DataProto, DataProtoFuture
 
 from tests.typing.workers import BiggerTrainer, Keeper, Rollouts, Settings, Trainer
-from verl_dispatch import Broadcast, Dispatch, LocalWorkerGroup, WorkerGroup
-from verl_protocol import DataProto, DataProtoFuture
 
 
 def on_the_worker_itself(worker: Trainer, batch: DataProto) -> None:
@@ -27,7 +27,10 @@ async def async_methods_stay_async(worker: Trainer, batch: DataProto) -> None:
 def the_constructor_is_checked() -> LocalWorkerGroup[BiggerTrainer]:
     group = LocalWorkerGroup(BiggerTrainer, 2, lr=0.1)
     assert_type(group, LocalWorkerGroup[BiggerTrainer])
-    assert_type(LocalWorkerGroup(Keeper[int], 2, 3), LocalWorkerGroup[Keeper[int]])
+    assert_type(LocalWorkerGroup(Keeper, 2, 3), LocalWorkerGroup[Keeper[int]])
+    assert_type(LocalWorkerGroup(Trainer, world_size=2, lr=0.1), LocalWorkerGroup[Trainer])
+    assert_type(LocalWorkerGroup(Trainer, 2, 0.1, concurrent=True), LocalWorkerGroup[Trainer])
+    assert_type(LocalWorkerGroup(ClassWithInitArgs(Trainer, lr=0.1), 2), LocalWorkerGroup[Trainer])
     return group
 
 
@@ -53,7 +56,13 @@ def one_entry_per_worker(group: LocalWorkerGroup[BiggerTrainer], batch: DataProt
     assert_type(group.call(Trainer.seed, [1, 2], Broadcast("a")), list[float])
 
 
-def batches(group: LocalWorkerGroup[BiggerTrainer], batch: DataProto, rollouts: Rollouts, td: TensorDict) -> None:
+def unchanged(batch: DataProto) -> DataProto:
+    return batch
+
+
+def batches(
+    group: LocalWorkerGroup[BiggerTrainer], batch: DataProto, rollouts: Rollouts, td: TensorDict
+) -> None:
     assert_type(group.call(Trainer.update_actor, batch), DataProto)
     assert_type(group.call(BiggerTrainer.update_actor, batch), Rollouts)
     assert_type(group.call(Trainer.update_actor, rollouts), DataProto)
@@ -64,7 +73,7 @@ def batches(group: LocalWorkerGroup[BiggerTrainer], batch: DataProto, rollouts: 
     assert_type(group.call(Trainer.values_of, td), TensorDict)
     assert_type(group.call(Trainer.losses, batch), list[dict[str, float]])
     assert_type(group.call(Trainer.update_on_mesh, batch), DataProto)
-    assert_type(group.call(Trainer.apply, lambda part: part, batch), DataProto)
+    assert_type(group.call(Trainer.apply, unchanged, batch), DataProto)
 
 
 def futures_flow_on(group: LocalWorkerGroup[BiggerTrainer], batch: DataProto) -> None:

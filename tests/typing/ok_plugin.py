@@ -4,10 +4,10 @@ from concurrent.futures import Future
 from typing import Any, TypeVar, assert_type
 
 from tensordict import TensorDict
-
-from tests.typing.workers import BiggerTrainer, Keeper, Rollouts, Settings, Trainer
 from verl_dispatch import Broadcast, LocalWorkerGroup, WorkerGroup
 from verl_protocol import DataProto, DataProtoFuture
+
+from tests.typing.workers import BiggerTrainer, Keeper, Rollouts, Settings, Trainer
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 

@@ -1,11 +1,11 @@
 """Group calls are typed: what is right is accepted with the right type, and what is wrong is an error.
 
-The files beside this one hold `assert_type` lines (`ok_*`) and lines that must be errors (`bad_*`: an ignore that
-is not needed is itself an error).
+The files beside this one hold `assert_type` lines (`ok_*`) and lines that must be errors (`bad_*`: an ignore
+that is not needed is itself an error).
 """
 
 import json
-import shutil
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,11 +23,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def mypy(files: list[Path], folder: Path, *, plugin: bool, cwd: Path = ROOT) -> list[str]:
-    """The errors of one run; runs with and without the plugin have separate caches, which live across sessions."""
+    """The errors of one run; runs with and without the plugin have caches of their own, which are kept."""
     kind = "plugin" if plugin else "plain"
     config = folder / f"{kind}.ini"
     lines = ["[mypy]", "strict = True", "python_version = 3.11", "explicit_package_bases = True"]
-    lines += ["warn_unreachable = True", f"mypy_path = {':'.join([*SOURCES, str(ROOT)])}", PLUGIN if plugin else ""]
+    lines += [
+        "warn_unreachable = True",
+        f"mypy_path = {':'.join([*SOURCES, str(ROOT)])}",
+        PLUGIN if plugin else "",
+    ]
     config.write_text("\n".join(lines))
     cache = ROOT / ".mypy_cache" / f"typing-{kind}"
     command = [sys.executable, "-m", "mypy", "--config-file", str(config), "--cache-dir", str(cache)]
@@ -37,9 +41,9 @@ def mypy(files: list[Path], folder: Path, *, plugin: bool, cwd: Path = ROOT) -> 
 
 
 def pyright(files: list[Path], folder: Path) -> list[str]:
-    """The errors of one run in strict mode; skips where pyright, or the node that it needs, is not to be had."""
+    """The errors of one run in strict mode; skips where pyright, or the node it needs, is not to be had."""
     settings = {
-        "include": [str(file) for file in files],
+        "include": [os.path.relpath(file, folder) for file in files],
         "extraPaths": [*SOURCES, str(ROOT)],
         "pythonVersion": "3.11",
         "typeCheckingMode": "strict",
@@ -54,23 +58,28 @@ def pyright(files: list[Path], folder: Path) -> list[str]:
     command = [str(program), "--outputjson", "--pythonpath", sys.executable, "--project", str(config)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
-        found = json.loads(done.stdout)["generalDiagnostics"]
+        report = json.loads(done.stdout)
     except ValueError:
         pytest.skip(f"pyright does not run here: {(done.stderr or done.stdout)[-300:]}")
+    assert report["summary"]["filesAnalyzed"] == len(files), done.stderr
     return [
         f"{Path(entry['file']).name}:{entry['range']['start']['line'] + 1}: {entry['message']}"
-        for entry in found
+        for entry in report["generalDiagnostics"]
         if entry["severity"] == "error"
     ]
 
 
+def assert_none(errors: list[str]) -> None:
+    assert not errors, "\n".join(errors)
+
+
 def test_mypy_with_the_plugin(tmp_path: Path) -> None:
-    assert mypy([*WITH_PLUGIN, *PLAIN], tmp_path, plugin=True) == []
+    assert_none(mypy([*WITH_PLUGIN, *PLAIN], tmp_path, plugin=True))
 
 
 def test_mypy_without_the_plugin(tmp_path: Path) -> None:
-    assert mypy(PLAIN, tmp_path, plugin=False) == []
+    assert_none(mypy(PLAIN, tmp_path, plugin=False))
 
 
 def test_pyright(tmp_path: Path) -> None:
-    assert pyright(PLAIN, tmp_path) == []
+    assert_none(pyright(PLAIN, tmp_path))

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
 from tensordict import TensorDict
-
 from verl_dispatch import (
     Dispatch,
     Execute,

@@ -23,7 +23,6 @@ __all__ = ["LocalWorkerGroup"]
 
 if TYPE_CHECKING:
     from verl_dispatch.group_method import GroupMethod
-    from verl_dispatch.resource_pool import ClassWithInitArgs
     from verl_dispatch.typed_methods import GP, A, D, G, Method, P, R
     from verl_dispatch.typed_modes import Ref
 
@@ -70,7 +69,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     @overload
     def __init__(
         self,
-        cls: type[GroupWorker],
+        cls: Callable[..., GroupWorker],
         world_size: int,
         *args: Any,
         concurrent: bool,
@@ -79,16 +78,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     ) -> None: ...
     @overload
     def __init__(
-        self, cls: type[GroupWorker], world_size: int, *args: Any, name_prefix: str, **kwargs: Any
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: LocalWorkerGroup[Any],
-        cls: ClassWithInitArgs,
-        world_size: int,
-        *,
-        concurrent: bool = ...,
-        name_prefix: str = ...,
+        self, cls: Callable[..., GroupWorker], world_size: int, *args: Any, name_prefix: str, **kwargs: Any
     ) -> None: ...
     def __init__(  # type: ignore[misc]
         self,

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 __all__ = ["ClassWithInitArgs", "ResourcePool"]
+
+P = ParamSpec("P")
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    W_co = TypeVarWithDefault("W_co", covariant=True, default=Any)
+else:
+    W_co = TypeVar("W_co", covariant=True)
 
 
 class ResourcePool:
@@ -59,7 +68,7 @@ class ResourcePool:
         return [local for count in self._store for local in range(count)]
 
 
-class ClassWithInitArgs:
+class ClassWithInitArgs(Generic[W_co]):
     """A class together with the arguments its constructor will get; calling it makes the object.
 
     Example:
@@ -67,15 +76,16 @@ class ClassWithInitArgs:
         (1+2j)
     """
 
-    def __init__(self, cls: type[Any], *args: Any, **kwargs: Any) -> None:
-        self.cls = cls
+    def __init__(self, cls: Callable[P, W_co], *args: P.args, **kwargs: P.kwargs) -> None:
+        self.cls: Any = cls
         self.args = args
         self.kwargs = kwargs
         self.fused_worker_used = False
 
-    def __call__(self) -> Any:
+    def __call__(self) -> W_co:
         """The object."""
-        return self.cls(*self.args, **self.kwargs)
+        made: W_co = self.cls(*self.args, **self.kwargs)
+        return made
 
 
 def _count(name: str, count: Any) -> int:

@@ -6,21 +6,28 @@ Nothing here needs Ray, and importing it does not import tensordict, which takes
 
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl_protocol.batch import DataProto
+from verl_protocol.batch_data import BatchData
 from verl_protocol.combining import union_numpy_dict
 from verl_protocol.conversion import list_of_dict_to_dict_of_list
 from verl_protocol.equality import equal
+from verl_protocol.futures import DataProtoFuture
 from verl_protocol.items import DataProtoItem, collate_fn
 from verl_protocol.metadata import MergeRule, WeightedMean, merge_meta, reduce_metrics
 from verl_protocol.padding import DataProtoConfig, PadPolicy, pad_dataproto_to_divisor, unpad_dataproto
 from verl_protocol.partition import Partition, balanced_partition, boundaries, even_sizes
 from verl_protocol.reshaping import fold_batch_dim, unfold_batch_dim
 
+if TYPE_CHECKING:
+    from verl_protocol.tensordict_ops import union_tensor_dict
+
 __all__ = [
+    "BatchData",
     "DataProto",
     "DataProtoConfig",
+    "DataProtoFuture",
     "DataProtoItem",
     "MergeRule",
     "PadPolicy",
@@ -39,18 +46,23 @@ __all__ = [
     "reduce_metrics",
     "unfold_batch_dim",
     "union_numpy_dict",
+    "union_tensor_dict",
     "unpad_dataproto",
 ]
 
 __version__ = version("verl-protocol")
 
-_LAZY = {
-    "DataProtoFuture": "futures",
-    "BatchData": "futures",
+_HOMES = {
+    "union_tensor_dict": "tensordict_ops",
 }
+"""Names whose modules are imported when they are first asked for, as they need tensordict or torch.distributed."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(f"verl_protocol.{_LAZY[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"verl_protocol.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

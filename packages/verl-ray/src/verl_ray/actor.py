@@ -1,13 +1,13 @@
-"""A worker class with its constructor's arguments and its Ray options: what a group starts its actors from."""
+"""A worker class with its constructor's arguments and Ray options: what a group starts its actors from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, overload
 
 import ray
 from verl_dispatch.colocate import ColocatedWorker
-from verl_dispatch.resource_pool import ClassWithInitArgs
+from verl_dispatch.resource_pool import ClassWithInitArgs, W_co
 
 from verl_ray.actor_class import derive_actor_class, is_async_class, user_class_of
 from verl_ray.group_errors import RestartsRefusedError
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = ["RayClassWithInitArgs"]
 
-W_co = TypeVar("W_co", covariant=True)
 P = ParamSpec("P")
 
 # What the group itself decides; `ray.remote` fills these in even where the user said nothing.
 _DROPPED = ("concurrency_groups",)
 
 
-class RayClassWithInitArgs(ClassWithInitArgs, Generic[W_co]):
-    """A worker class, plain or wrapped by `ray.remote`, with the arguments its constructor will get on every rank.
+class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
+    """A worker class, plain or wrapped by `ray.remote`, with the arguments its constructor will get on every
+    rank.
 
     Args:
         cls: the worker class; options given to `ray.remote` are kept.
