@@ -136,7 +136,7 @@ def test_every_listed_mode_can_be_registered(mode: Dispatch) -> None:
     ],
 )
 def test_what_is_no_mode_is_refused_at_decoration(mode: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="dispatch_fn|known: .*ONE_TO_ALL"):
+    with pytest.raises((TypeError, ValueError), match=r"dispatch_fn|known: .*ONE_TO_ALL"):
         register(dispatch_mode=mode)
 
 

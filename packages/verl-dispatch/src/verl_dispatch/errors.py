@@ -95,6 +95,8 @@ class RefusedPairError(_Facts, ValueError):
         super().__init__(f"execute_mode {execute} does not go with dispatch_mode {dispatch}: {reason}")
 
 
+_PAD = "auto_padding=True on the batch or in .options"
+
 # --- arguments --------------------------------------------------------------------------------------------
 
 
@@ -122,14 +124,14 @@ class UnevenRowsError(_Facts, ValueError):
     """A batch whose rows do not divide evenly among the workers."""
 
     def __init__(self, label: str, num_rows: int, num_parts: int, *, too_few: bool = False) -> None:
-        ways = (
-            "give more rows, or pad the batch (auto_padding=True on the batch or in options)"
-            if too_few
-            else "pad the batch (auto_padding=True on the batch or in options, or pad_dataproto_to_divisor), "
-            'or ask for parts that differ by one row with .options(uneven="balanced")'
-        )
-        problem = "are fewer than one for each of" if too_few else "cannot be split evenly over"
-        super().__init__(f"{label}: {num_rows} rows {problem} {num_parts} workers; {ways}")
+        if too_few:
+            text = f"are fewer than one for each of {num_parts} workers; give more rows, or pad the batch ({_PAD})"
+        else:
+            text = (
+                f"cannot be split over {num_parts} workers evenly; either pad the batch ({_PAD}, or "
+                'pad_dataproto_to_divisor), or make the parts uneven with .options(uneven="balanced")'
+            )
+        super().__init__(f"{label}: {num_rows} rows {text}")
 
 
 class UnequalRowsError(_Facts, ValueError):

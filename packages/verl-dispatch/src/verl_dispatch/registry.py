@@ -93,7 +93,7 @@ def update_dispatch_mode(
         TypeError: no such mode.
         ValueError: a function cannot be called.
     """
-    if dispatch_mode not in Dispatch:
+    if not isinstance(dispatch_mode, Dispatch) or dispatch_mode not in Dispatch:
         raise _not_a_mode(dispatch_mode)
     _check_functions(dispatch_mode.name, dispatch_fn, collect_fn)
     DISPATCH_MODE_FN_REGISTRY[dispatch_mode] = {"dispatch_fn": dispatch_fn, "collect_fn": collect_fn}

@@ -324,7 +324,8 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
     @classmethod
     def _registered_methods(cls, user_defined_cls: type) -> dict[str, RegisteredMethod]:
         """The registered methods of a worker class, checked; a backend asks before it starts anything."""
-        private = {name for name in dir(WorkerGroup) if name.startswith("_")}
+        # What `__init__` sets is private too, whatever the subclass; an empty group tells.
+        private = {name for name in (*dir(cls), *vars(WorkerGroup())) if name.startswith("_")}
         return registered_methods(user_defined_cls, RESERVED_NAMES | private)
 
     def _generated(self, func_generator: Callable[..., Callable[..., Any]], method: RegisteredMethod) -> Any:
