@@ -90,7 +90,7 @@ def test_gradients_that_require_grad_can_be_reduced() -> None:
     def body(group: ProcessGroup) -> list[float]:
         weight = torch.nn.Parameter(torch.ones(2))
         group.broadcast(weight)
-        (weight * (group.rank + 1)).sum().backward()
+        torch.autograd.backward((weight * (group.rank + 1)).sum())
         gradient = weight.grad
         assert gradient is not None
         return group.all_reduce(gradient, "mean").tolist()

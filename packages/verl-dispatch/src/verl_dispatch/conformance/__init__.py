@@ -1,0 +1,45 @@
+"""The rules of dispatch as a pytest suite that every backend passes.
+
+A backend describes itself once, and its test module takes over all tests and the fixtures they need:
+
+    import pytest
+    from verl_dispatch.conformance import *  # noqa: F403
+    from verl_dispatch.conformance import Backend
+
+    class MyBackend(Backend): ...
+
+    @pytest.fixture(scope="session")
+    def backend():
+        yield MyBackend()
+
+Needs pytest (`pip install verl-dispatch[conformance]`); nothing else imports this package. Groups that tests
+only call are made once and shared; tests that break a group get one of their own.
+"""
+
+from verl_dispatch.conformance import _rewrite as _rewrite
+from verl_dispatch.conformance.arguments import TestArguments
+from verl_dispatch.conformance.backend import Backend, GroupCache, groups
+from verl_dispatch.conformance.binding import TestBinding
+from verl_dispatch.conformance.colocation import TestColocation
+from verl_dispatch.conformance.failures import TestFailures, TestLifecycle
+from verl_dispatch.conformance.futures import TestFutures
+from verl_dispatch.conformance.isolation import TestIsolation
+from verl_dispatch.conformance.meshes import TestMeshes
+from verl_dispatch.conformance.modes import TestModes
+from verl_dispatch.conformance.rows import TestRows
+
+__all__ = [
+    "Backend",
+    "GroupCache",
+    "TestArguments",
+    "TestBinding",
+    "TestColocation",
+    "TestFailures",
+    "TestFutures",
+    "TestIsolation",
+    "TestLifecycle",
+    "TestMeshes",
+    "TestModes",
+    "TestRows",
+    "groups",
+]

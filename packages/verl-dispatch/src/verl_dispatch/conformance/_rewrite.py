@@ -1,0 +1,17 @@
+"""Has pytest explain failing asserts of the suite; imported before the modules that it names."""
+
+import pytest
+
+_MODULES = [
+    "arguments",
+    "binding",
+    "colocation",
+    "failures",
+    "futures",
+    "isolation",
+    "meshes",
+    "modes",
+    "rows",
+]
+
+pytest.register_assert_rewrite(*(f"{__package__}.{name}" for name in _MODULES))

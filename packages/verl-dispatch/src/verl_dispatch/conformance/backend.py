@@ -1,0 +1,87 @@
+"""What a backend supplies to the suite, and the groups that tests share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from verl_protocol import DataProtoFuture
+
+from verl_dispatch.worker_group import WorkerGroup
+
+__all__ = ["Backend", "GroupCache", "groups"]
+
+Group = WorkerGroup[Any, Any]
+
+
+class Backend(ABC):
+    """One way of running workers. Worker classes come from modules that can be imported anywhere."""
+
+    ranks_meet: bool = True
+    """Whether the ranks of a call run at the same time, so that they can wait for each other."""
+
+    @abstractmethod
+    def make_group(self, cls: type, world_size: int, *args: Any, **kwargs: Any) -> Group:
+        """A new group of `world_size` workers, each made by `cls(*args, **kwargs)`."""
+
+    @abstractmethod
+    def make_colocated(self, classes: Mapping[str, type], world_size: int, *, fused: bool) -> Group:
+        """A new group whose workers hold one object of each role's class."""
+
+    def value_of(self, reference: Any) -> Any:
+        """What a reference that a non-blocking call gave for one worker holds."""
+        return reference.result(timeout=60)
+
+    def resolved(self, answer: Any) -> Any:
+        """The result of a non-blocking call, whatever form it has."""
+        if isinstance(answer, DataProtoFuture):
+            return answer.get(timeout=60)
+        if isinstance(answer, list):
+            return [self.value_of(reference) for reference in answer]
+        if isinstance(answer, dict):
+            return {rank: self.value_of(reference) for rank, reference in answer.items()}
+        return self.value_of(answer)
+
+
+class GroupCache:
+    """Groups that tests share, made when first asked for."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._groups: dict[tuple[Any, ...], Group] = {}
+
+    def get(self, cls: type, world_size: int) -> Group:
+        """The shared group of this class and size."""
+        return self._kept((cls, world_size), lambda: self._backend.make_group(cls, world_size))
+
+    def colocated(self, classes: Mapping[str, type], world_size: int, *, fused: bool) -> Group:
+        """The shared group of these roles."""
+        key = (tuple(classes.items()), world_size, fused)
+        return self._kept(key, lambda: self._backend.make_colocated(classes, world_size, fused=fused))
+
+    def _kept(self, key: tuple[Any, ...], make: Any) -> Group:
+        if key not in self._groups:
+            self._groups[key] = make()
+        return self._groups[key]
+
+    def shutdown(self) -> None:
+        """End all groups."""
+        for group in self._groups.values():
+            end(group)
+        self._groups.clear()
+
+
+def end(group: Group) -> None:
+    """Shut a group down."""
+    shutdown: Any = group.shutdown
+    shutdown()
+
+
+@pytest.fixture(scope="session")
+def groups(backend: Backend) -> Iterator[GroupCache]:
+    """Groups that tests only call, shared by all of them."""
+    cache = GroupCache(backend)
+    yield cache
+    cache.shutdown()

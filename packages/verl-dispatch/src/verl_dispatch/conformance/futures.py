@@ -1,0 +1,103 @@
+"""Results that are still being made, handed on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from verl_protocol import DataProtoFuture
+
+from verl_dispatch.conformance.backend import Backend, GroupCache
+from verl_dispatch.conformance.batches import batch, ids_of, ranks_of
+from verl_dispatch.conformance.workers import ModesWorker
+
+
+class TestFutures:
+    """Futures between a group of 4 and a group of 1."""
+
+    @pytest.fixture
+    def group(self, groups: GroupCache) -> Any:
+        return groups.get(ModesWorker, 4)
+
+    @pytest.fixture
+    def single(self, groups: GroupCache) -> Any:
+        return groups.get(ModesWorker, 1)
+
+    def future(self, group: Any, num_rows: int = 8, **meta: Any) -> Any:
+        made = group.rows.options(blocking=False)(batch(num_rows, **meta))
+        assert isinstance(made, DataProtoFuture)
+        return made
+
+    @pytest.mark.parametrize("method", ["rows", "rows_async", "over_each"])
+    def test_goes_into_the_next_call(self, group: Any, method: str) -> None:
+        got = group.bind(method)(self.future(group))
+        assert ids_of(got) == list(range(8))
+        assert ranks_of(got) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+    def test_goes_through_a_chain(self, group: Any) -> None:
+        made = self.future(group)
+        for _ in range(3):
+            made = group.rows.options(blocking=False)(made)
+        assert ids_of(made.get()) == list(range(8))
+
+    def test_goes_to_fewer_and_to_more_workers(self, group: Any, single: Any) -> None:
+        assert ids_of(single.rows(self.future(group))) == list(range(8))
+        assert ids_of(group.rows(self.future(single))) == list(range(8))
+
+    def test_goes_to_replicas(self, group: Any) -> None:
+        assert ids_of(group.over_pairs(self.future(group))) == list(range(8))
+
+    def test_goes_with_a_batch_that_is_there(self, group: Any) -> None:
+        got = group.rows(self.future(group), batch(8, first=100))
+        assert got.tensor("more").tolist() == list(range(100, 108))
+
+    def test_is_padded_where_it_is_used(self, group: Any, single: Any) -> None:
+        made = single.rows.options(blocking=False)(batch(6))
+        assert ids_of(group.rows.options(auto_padding=True)(made)) == list(range(6))
+
+    def test_padded_call_gives_a_future_without_padding(self, group: Any, single: Any) -> None:
+        made = group.rows.options(blocking=False)(batch(5, auto_padding=True))
+        assert ids_of(single.rows(made)) == list(range(5))
+        assert ids_of(made.get()) == list(range(5))
+
+    def test_balanced_call_gives_a_future_in_input_order(self, group: Any, single: Any) -> None:
+        made = group.rows.options(blocking=False, balance="x")(batch(8))
+        assert ids_of(single.rows(made)) == list(range(8))
+
+    def test_several_are_joined(self, group: Any) -> None:
+        parts = [self.future(group), batch(4, first=8)]
+        joined = DataProtoFuture.concat([parts[0], group.rows.options(blocking=False)(parts[1])])
+        assert ids_of(group.rows(joined)) == list(range(12))
+
+    def test_chunks_are_futures_of_their_rows(self, group: Any) -> None:
+        assert [ids_of(piece.get()) for piece in self.future(group).chunk(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+    def test_may_be_read_again(self, group: Any) -> None:
+        made = self.future(group)
+        made.get().tensor("i").fill_(0)
+        assert ids_of(made.get()) == list(range(8))
+
+    def test_can_be_awaited(self, group: Any) -> None:
+        async def wait() -> Any:
+            return await self.future(group)
+
+        assert ids_of(asyncio.run(wait())) == list(range(8))
+
+    def test_method_may_resolve_it_itself(self, group: Any) -> None:
+        got = group.late(self.future(group))
+        assert ids_of(got) == list(range(8))
+        assert set(got.column("kind")) == {"DataProtoFuture"}
+
+    def test_references_arrive_as_values(self, backend: Backend, group: Any) -> None:
+        references = group.one_to_all.options(blocking=False)("v")
+        assert group.all_to_all(references) == [(rank, (rank, "v", None), None) for rank in range(4)]
+        assert group.one_to_all(references[2], y=references[1]) == [
+            (rank, (2, "v", None), (1, "v", None)) for rank in range(4)
+        ]
+        assert backend.resolved(references) == [(rank, "v", None) for rank in range(4)]
+
+    def test_call_futures_keep_their_result(self, group: Any) -> None:
+        made = group.rows.submit(batch(4))
+        assert made.result() is made.result()
+        assert made.done()

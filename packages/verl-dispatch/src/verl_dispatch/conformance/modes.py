@@ -1,0 +1,228 @@
+"""The table of dispatch modes: what reaches each rank, and what comes back, in every verb."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from verl_dispatch.conformance.backend import Backend, GroupCache
+from verl_dispatch.conformance.batches import KINDS, as_kind, batch, ids_of, ranks_of
+from verl_dispatch.conformance.workers import ModesWorker
+from verl_dispatch.markers import Broadcast
+
+VERBS = ("call", "not blocking", "submit", "await", "stream")
+
+
+def run(backend: Backend, verb: str, method: Any, args: Any, kwargs: Any) -> Any:
+    """The result of a call, however it is made; of a stream the answers by rank."""
+    if verb == "call":
+        return method.call(*args, **kwargs)
+    if verb == "not blocking":
+        return backend.resolved(method.options(blocking=False)(*args, **kwargs))
+    if verb == "submit":
+        return method.submit(*args, **kwargs).result(timeout=60)
+    if verb == "stream":
+        return dict(method.stream(*args, **kwargs))
+
+    async def wait() -> Any:
+        return await method.submit(*args, **kwargs)
+
+    return asyncio.run(wait())
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table, for values: a method, its arguments, and the expected result, by world size."""
+
+    method: str
+    args: Callable[[int], tuple[Any, ...]]
+    kwargs: Callable[[int], dict[str, Any]]
+    expected: Callable[[int], Any]
+
+
+def none(_: int) -> dict[str, Any]:
+    return {}
+
+
+TABLE = {
+    "rank zero": Row("rank_zero", lambda n: ("v",), lambda n: {"y": [1] * n}, lambda n: (0, "v", [1] * n)),
+    "one to all": Row(
+        "one_to_all", lambda n: ("v",), lambda n: {"y": 5}, lambda n: [(r, "v", 5) for r in range(n)]
+    ),
+    "one to all, a list as long as the world": Row(
+        "one_to_all", lambda n: ([7] * n,), none, lambda n: [(r, [7] * n, None) for r in range(n)]
+    ),
+    "one to all, async": Row(
+        "one_to_all_async", lambda n: (3,), none, lambda n: [(r, 3, None) for r in range(n)]
+    ),
+    "one to all, rank zero": Row(
+        "one_to_all_rank_zero", lambda n: ("v",), lambda n: {"y": [1] * n}, lambda n: (0, "v", [1] * n)
+    ),
+    "all to all": Row(
+        "all_to_all",
+        lambda n: (list(range(n)),),
+        lambda n: {"y": tuple("abcdefgh"[:n])},
+        lambda n: [(r, r, "abcdefgh"[r]) for r in range(n)],
+    ),
+    "all to all, broadcast": Row(
+        "all_to_all",
+        lambda n: (Broadcast([1, 2]), list(range(n))),
+        none,
+        lambda n: [(r, [1, 2], r) for r in range(n)],
+    ),
+    "all to all, entries that are lists": Row(
+        "all_to_all",
+        lambda n: ([[r] * n for r in range(n)],),
+        none,
+        lambda n: [(r, [r] * n, None) for r in range(n)],
+    ),
+    "all to all, rank zero": Row(
+        "all_to_all_rank_zero", lambda n: ([1, 2, 3],), lambda n: {"y": 4}, lambda n: (0, [1, 2, 3], 4)
+    ),
+    "one to one, all by rank": Row(
+        "one_to_one",
+        lambda n: ({r: r * 10 for r in range(n)},),
+        none,
+        lambda n: {r: (r, r * 10, None) for r in range(n)},
+    ),
+    "one to one, only the last": Row(
+        "one_to_one",
+        lambda n: ({n - 1: "v"},),
+        lambda n: {"y": {n - 1: "w"}},
+        lambda n: {n - 1: (n - 1, "v", "w")},
+    ),
+    "one to one, a list": Row(
+        "one_to_one", lambda n: (list(range(n)),), none, lambda n: [(r, r, None) for r in range(n)]
+    ),
+    "dp compute": Row(
+        "dp_compute",
+        lambda n: (list(range(n)), tuple("abcdefgh"[:n])),
+        none,
+        lambda n: [(r, (r, "abcdefgh"[r]), "left out", {}) for r in range(n)],
+    ),
+    "dp compute, by name": Row(
+        "dp_compute",
+        lambda n: (),
+        lambda n: {"y": list(range(n)), "z": [r * r for r in range(n)]},
+        lambda n: [(r, (), r, {"z": r * r}) for r in range(n)],
+    ),
+    "custom pair": Row("custom", lambda n: ("v",), none, lambda n: [["v", r] for r in reversed(range(n))]),
+    "custom plan": Row("custom_plan", lambda n: ("v",), none, lambda n: [(n - 1, "v")]),
+    "custom, rank zero": Row("custom_rank_zero", lambda n: (3,), none, lambda n: {"rank zero": (0, [3, 3])}),
+}
+CUSTOM = ("custom pair", "custom plan", "custom, rank zero")
+
+
+class TestModes:
+    """What DESIGN calls the table."""
+
+    @pytest.fixture(params=[1, 4])
+    def group(self, request: pytest.FixtureRequest, groups: GroupCache) -> Any:
+        return groups.get(ModesWorker, request.param)
+
+    @pytest.mark.parametrize("verb", VERBS)
+    @pytest.mark.parametrize("name", [name for name in TABLE if name not in CUSTOM])
+    def test_values(self, backend: Backend, group: Any, name: str, verb: str) -> None:
+        row, n = TABLE[name], group.world_size
+        got = run(backend, verb, group.bind(row.method), row.args(n), row.kwargs(n))
+        assert got == (expected_stream(row.expected(n)) if verb == "stream" else row.expected(n))
+
+    @pytest.mark.parametrize("name", CUSTOM)
+    @pytest.mark.parametrize("verb", ["call", "submit", "await"])
+    def test_custom_modes(self, backend: Backend, group: Any, name: str, verb: str) -> None:
+        row, n = TABLE[name], group.world_size
+        assert run(backend, verb, group.bind(row.method), row.args(n), row.kwargs(n)) == row.expected(n)
+
+    def test_custom_mode_gets_futures_when_not_blocking(self, backend: Backend, group: Any) -> None:
+        references = group.custom.options(blocking=False)("v")
+        assert backend.resolved(references) == [["v", rank] for rank in reversed(range(group.world_size))]
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("verb", ["call", "not blocking", "submit", "await"])
+    @pytest.mark.parametrize("method", ["rows", "rows_async", "over_each"])
+    def test_rows_come_back_in_input_order(
+        self, backend: Backend, group: Any, method: str, verb: str, kind: str
+    ) -> None:
+        n = group.world_size
+        got = run(backend, verb, group.bind(method), (as_kind(batch(2 * n), kind),), {})
+        assert ids_of(got) == list(range(2 * n))
+        assert ranks_of(got) == [rank for rank in range(n) for _ in range(2)]
+
+    @pytest.mark.parametrize("by_name", [False, True])
+    def test_several_batches_are_split_alike(self, group: Any, by_name: bool) -> None:
+        n = group.world_size
+        one, other = batch(2 * n), batch(2 * n, first=100)
+        got = group.rows(data=one, more=other) if by_name else group.rows(one, other)
+        assert got.tensor("more").tolist() == list(range(100, 100 + 2 * n))
+        assert got.column("s").tolist() == [f"row {i}" for i in range(2 * n)]
+
+    def test_meta_info_goes_along_and_comes_back(self, group: Any) -> None:
+        got = group.rows(batch(group.world_size, temperature=0.5))
+        assert got.meta_info == {"temperature": 0.5}
+
+    def test_answers_without_rows_are_joined(self, group: Any) -> None:
+        n = group.world_size
+        got = group.summary(batch(2 * n))
+        assert len(got) == 0
+        assert got.meta_info == {"metrics": {"rows": [2] * n}}
+
+    def test_function_goes_to_all_and_batches_are_split(self, group: Any) -> None:
+        n = group.world_size
+        got = group.with_function(mark_with_function, batch(2 * n))
+        assert ids_of(got) == list(range(2 * n))
+        assert group.execute_with_func_generator(mark_with_function, batch(n)).tensor(
+            "rank"
+        ).tolist() == list(range(n))
+
+    def test_function_on_rank_zero(self, group: Any) -> None:
+        assert group.execute_func_rank_zero(add, 2, b=[3]) == (2, [3])
+
+    def test_metrics_come_per_rank(self, group: Any) -> None:
+        n = group.world_size
+        assert group.metric(batch(2 * n)) == [{"rank": rank, "rows": 2} for rank in range(n)]
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_all_to_all_splits_batches_by_rows(self, group: Any, kind: str) -> None:
+        n = group.world_size
+        got = group.all_to_all_rows(as_kind(batch(2 * n), kind), flag=list(range(n)))
+        assert got == [(rank, [2 * rank, 2 * rank + 1], rank) for rank in range(n)]
+
+    def test_direct_methods_are_not_for_groups(self, group: Any) -> None:
+        with pytest.raises(NotImplementedError, match="direct"):
+            group.direct(1)
+
+    def test_low_level_gives_the_same_to_every_worker(self, backend: Backend, group: Any) -> None:
+        n = group.world_size
+        expected = [(rank, ([7] * n,)) for rank in range(n)]
+        assert group.execute_all_sync("unregistered", [7] * n) == expected
+        assert backend.resolved(group.execute_all("unregistered", [7] * n)) == expected
+        assert group.execute_rank_zero_sync("unregistered", 1) == (0, (1,))
+        assert backend.value_of(group.execute_rank_zero("unregistered", 1)) == (0, (1,))
+
+    def test_workers_know_their_place(self, group: Any) -> None:
+        found = group.identity()
+        assert [each["rank"] for each in found] == list(range(group.world_size))
+        assert {each["world_size"] for each in found} == {group.world_size}
+        assert len({each["master"] for each in found}) == 1
+        assert None not in found[0]["master"]
+
+
+def expected_stream(expected: Any) -> dict[int, Any]:
+    """What a stream gives where a call gives `expected`: every answer begins with its rank."""
+    answers = [expected] if isinstance(expected, tuple) else expected
+    answers = list(answers.values()) if isinstance(answers, dict) else answers
+    return {answer[0]: answer for answer in answers}
+
+
+def mark_with_function(worker: ModesWorker, data: Any) -> Any:
+    """What the function modes send."""
+    return worker._marked(data)
+
+
+def add(a: int, b: list[int]) -> Any:
+    """What rank 0 is sent."""
+    return a, b

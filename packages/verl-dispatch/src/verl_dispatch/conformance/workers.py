@@ -1,0 +1,380 @@
+"""The worker classes of the suite: one with a method for every mode, and few more."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from verl_protocol import DataProto, DataProtoFuture
+
+from verl_dispatch.collect import collect_all_to_all
+from verl_dispatch.mesh_modes import make_nd_compute_dataproto_dispatch_fn
+from verl_dispatch.modes import Dispatch, Execute
+from verl_dispatch.plan import CallPlan
+from verl_dispatch.register import register
+from verl_dispatch.worker import Worker
+
+# --- custom modes: given as a dict, so that no registry is needed where the workers run ---------------------
+
+
+def dispatch_with_rank(group: Any, value: Any) -> tuple[Any, Any]:
+    """Each rank gets the value and its own number."""
+    return ([[value, rank] for rank in range(group.world_size)],), {}
+
+
+def dispatch_to_last(group: Any, value: Any) -> CallPlan:
+    """Only the last rank is called."""
+    return CallPlan.of({group.world_size - 1: ((value,), {})})
+
+
+def dispatch_too_short(group: Any, value: Any) -> tuple[Any, Any]:
+    """One entry too few."""
+    return ([value] * (group.world_size + 1),), {}
+
+
+def dispatch_twice(group: Any, value: Any) -> tuple[Any, Any]:
+    """For one rank: the value twice."""
+    return ([value, value],), {}
+
+
+def collect_named(group: Any, output: Any) -> dict[str, Any]:
+    """The answer of one rank, under a name."""
+    return {"rank zero": output}
+
+
+def collect_reversed(group: Any, outputs: list[Any]) -> list[Any]:
+    """The answers, last rank first."""
+    return list(outputs)[::-1]
+
+
+BROKEN_MESHES = {
+    "hole": ([0, 0, 2, 2], [1, 0, 1, 0]),
+    "two": ([0, 0, 1, 1], [1, 1, 1, 0]),
+    "one_lost": ([0, 0, 1, 1], [1, 0, 0, 0]),
+    "nobody": ([0, 0, 1, 1], [0, 0, 0, 0]),
+    "negative": ([-1, 0, 0, 1], [1, 1, 0, 1]),
+}
+
+
+class ModesWorker(Worker):
+    """Says what reached it, in every mode."""
+
+    def __init__(self, label: Any = "") -> None:
+        super().__init__()
+        self.label = label
+        self.kept: Any = None
+        half = max(1, self.world_size // 2)
+        self._register_dispatch_collect_info("pairs", self.rank % half, self.rank < half)
+        self._register_dispatch_collect_info("each", self.rank, True)
+        if self.world_size == 4:
+            for name, (dp_ranks, collects) in BROKEN_MESHES.items():
+                self._register_dispatch_collect_info(name, dp_ranks[self.rank], bool(collects[self.rank]))
+
+    # values
+
+    @register(dispatch_mode=Dispatch.RANK_ZERO)
+    def rank_zero(self, x: Any, y: Any = None) -> Any:
+        return self.rank, x, y
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def one_to_all(self, x: Any, y: Any = None) -> Any:
+        """Documented."""
+        return self.rank, x, y
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)
+    def one_to_all_rank_zero(self, x: Any, y: Any = None) -> Any:
+        return self.rank, x, y
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def one_to_all_async(self, x: Any, y: Any = None) -> Any:
+        return self.rank, x, y
+
+    @register()
+    def all_to_all(self, x: Any, y: Any = None) -> Any:
+        return self.rank, x, y
+
+    @register(execute_mode=Execute.RANK_ZERO)
+    def all_to_all_rank_zero(self, x: Any, y: Any = None) -> Any:
+        return self.rank, x, y
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ONE)
+    def one_to_one(self, x: Any, y: Any = None) -> Any:
+        return self.rank, x, y
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE)
+    def dp_compute(self, /, *xs: Any, y: Any = "left out", **named: Any) -> Any:
+        return self.rank, xs, y, named
+
+    @register(dispatch_mode=Dispatch.DIRECT_ROLLOUT_METHOD)
+    def direct(self, x: Any) -> Any:
+        return self.rank, x
+
+    @register(dispatch_mode={"dispatch_fn": dispatch_with_rank, "collect_fn": collect_reversed})
+    def custom(self, pair: Any) -> Any:
+        return pair
+
+    @register(dispatch_mode={"dispatch_fn": dispatch_to_last, "collect_fn": collect_all_to_all})
+    def custom_plan(self, x: Any) -> Any:
+        return self.rank, x
+
+    @register(dispatch_mode={"dispatch_fn": dispatch_too_short, "collect_fn": collect_all_to_all})
+    def custom_wrong(self, x: Any) -> Any:
+        return x
+
+    @register(
+        dispatch_mode={"dispatch_fn": dispatch_twice, "collect_fn": collect_named},
+        execute_mode=Execute.RANK_ZERO,
+    )
+    def custom_rank_zero(self, x: Any) -> Any:
+        return self.rank, x
+
+    # batches
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def rows(self, data: Any, more: Any = None) -> Any:
+        return self._marked(data, more)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    async def rows_async(self, data: Any, more: Any = None) -> Any:
+        return self._marked(data, more)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def twice(self, data: DataProto) -> DataProto:
+        return data.repeat(2, interleave=True)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def summary(self, data: DataProto) -> DataProto:
+        return DataProto(meta_info={"metrics": {"rows": len(data)}})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def one_row_less(self, data: DataProto) -> DataProto:
+        return data[: len(data) - 1]
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def no_batch(self, data: Any) -> Any:
+        return {"rank": self.rank}
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, materialize_futures=False)
+    def late(self, data: Any) -> DataProto:
+        kind = type(data).__name__
+        found = data.get() if isinstance(data, DataProtoFuture) else data
+        return DataProto.from_dict(
+            {"i": found.tensor("i")}, {"kind": np.array([kind] * len(found), dtype=object)}
+        )
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
+    def with_function(self, function: Any, data: Any) -> Any:
+        return function(self, data)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    def metric(self, data: Any) -> dict[str, int]:
+        return {"rank": self.rank, "rows": len(data)}
+
+    @register(dispatch_mode=Dispatch.ALL_TO_ALL)
+    def all_to_all_rows(self, data: Any, flag: Any = None) -> Any:
+        return self.rank, ids_of(data), flag
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("pairs"))
+    def over_pairs(self, data: Any) -> Any:
+        return self._marked(data)
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("each"))
+    def over_each(self, data: Any) -> Any:
+        return self._marked(data)
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("nope"))
+    def over_unknown(self, data: Any) -> Any:
+        return data
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("hole"))
+    def over_hole(self, data: Any) -> Any:
+        return data
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("two"))
+    def over_two(self, data: Any) -> Any:
+        return data
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("one_lost"))
+    def over_one_lost(self, data: Any) -> Any:
+        return data
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("nobody"))
+    def over_nobody(self, data: Any) -> Any:
+        return data
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("negative"))
+    def over_negative(self, data: Any) -> Any:
+        return data
+
+    def _marked(self, data: Any, more: Any = None) -> Any:
+        """The rows, and which rank had them; of `more` the ids."""
+        self.kept = ids_of(data)
+        rank = torch.full((len(data),), self.rank)
+        if not isinstance(data, DataProto):
+            marked = data.clone()
+            marked["rank"] = rank
+            if more is not None:
+                marked["more"] = more["i"]
+            return marked
+        columns = {**{key: data.tensor(key) for key in ("i", "x") if key in data}, "rank": rank}
+        if more is not None:
+            columns["more"] = more.tensor("i")
+        named = {"s": data.column("s")} if "s" in data else None
+        return DataProto.from_dict(columns, named, meta_info=dict(data.meta_info))
+
+    # isolation
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def write_into(self, data: Any) -> Any:
+        if isinstance(data, DataProto):
+            data.tensor("i").add_(self.rank + 1)
+            data.column("s")[0] = f"rank {self.rank}"
+            data.meta_info["seen"].append(self.rank)
+            return int(data.tensor("i")[0]), data.column("s")[0], data.meta_info["seen"]
+        data["tensor"].add_(self.rank + 1)
+        data["list"].append(self.rank)
+        return float(data["tensor"][0]), data["list"]
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def write_rows(self, data: DataProto) -> DataProto:
+        data.tensor("i").add_(100)
+        return data
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, read_only=True)
+    def write_read_only(self, weights: Any) -> None:
+        weights["w"].add_(1)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, read_only=True)
+    def read_read_only(self, weights: Any) -> float:
+        return float(weights["w"].sum())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def keep(self, value: Any) -> Any:
+        self.kept = value
+        return value
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def change_kept(self) -> Any:
+        self.kept["w"].fill_(self.rank + 7.0)
+        return float(self.kept["w"][0])
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def get_kept(self) -> Any:
+        return self.kept
+
+    # identity, failure
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def identity(self) -> dict[str, Any]:
+        address, port = self.get_master_addr_port()
+        return {
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "local_rank": self.local_rank,
+            "label": self.label,
+            "master": (address, port),
+        }
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def raise_on(self, rank: int, message: str = "boom") -> int:
+        if self.rank == rank:
+            raise KeyError(message)
+        return self.rank
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def exit_on(self, rank: int) -> int:
+        if self.rank == rank:
+            raise SystemExit(3)
+        return self.rank
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sleep(self, seconds: float, but_rank: int | None = None) -> int:
+        if self.rank == but_rank:
+            raise KeyError("boom")
+        time.sleep(seconds)
+        return self.rank
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sum_of_ranks(self) -> int:
+        return int(self.process_group().all_reduce(torch.tensor(self.rank)))
+
+    def unregistered(self, *values: Any) -> Any:
+        return self.rank, values
+
+
+def ids_of(data: Any) -> list[int]:
+    """The ids of a batch's rows."""
+    ids = data.tensor("i") if isinstance(data, DataProto) else data["i"]
+    found: list[int] = ids.tolist()
+    return found
+
+
+class PlainWorker:
+    """No `Worker`, and still a worker."""
+
+    def __init__(self, label: str = "plain") -> None:
+        self.label = label
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def get(self) -> str:
+        return self.label
+
+
+class SilentWorker(Worker):
+    """Never calls the constructor of `Worker`."""
+
+    def __init__(self) -> None:
+        self.seen = self.rank
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def get(self) -> tuple[int, int]:
+        return self.seen, self.world_size
+
+
+class FailingWorker(Worker):
+    """Cannot be built on rank 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if self.rank == 1:
+            raise ValueError("no model here")
+
+
+class RoleA(Worker):
+    """Role `a` of the colocation tests."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def b_c(self) -> str:
+        return f"A.b_c {self.rank}"
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def ask_sibling(self) -> Any:
+        sibling = self.get_fused_worker_by_name("a_b")
+        return None if sibling is None else sibling.c()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def later(self, x: int) -> int:
+        return x + self.rank
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def raise_on(self, rank: int) -> None:
+        if self.rank == rank:
+            raise KeyError("boom")
+
+
+class RoleAB(Worker):
+    """Role `a_b`, whose name begins like that of role `a`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._register_dispatch_collect_info("each", self.rank, True)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def c(self) -> str:
+        return f"AB.c {self.rank}"
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("each"))
+    def rows(self, data: DataProto) -> DataProto:
+        return data
