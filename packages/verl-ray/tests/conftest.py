@@ -75,6 +75,20 @@ def shared_ray() -> Iterator[None]:
     assert before == wait_until_free(), "the test left resources reserved"
 
 
+@pytest.fixture(scope="module")
+def running_ray() -> None:
+    """The shared cluster, for groups that serve a whole module."""
+    start_shared_ray()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _classes_travel_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Workers cannot import test modules, so the classes defined there are sent whole."""
+    ray.cloudpickle.register_pickle_by_value(request.module)
+    yield
+    ray.cloudpickle.unregister_pickle_by_value(request.module)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _end_ray() -> Iterator[None]:
     yield

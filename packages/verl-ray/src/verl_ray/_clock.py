@@ -1,4 +1,4 @@
-"""When this package began to be imported: the first import of all, so that start-up reports can tell imports apart."""
+"""When this package began to be imported, so that start-up reports can tell imports apart."""
 
 import time
 

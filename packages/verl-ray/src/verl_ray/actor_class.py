@@ -1,4 +1,4 @@
-"""The actor class behind a user's class: derived from it, with the same name, and one runner per registered method."""
+"""The actor class behind a user's class: derived from it, same name, one runner per registered method."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ANY_METHOD = "_verl_run_any"
 
 @dataclass(frozen=True)
 class Route:
-    """Where a call goes: a method, of one role where several share the process, and the runner that serves it."""
+    """Where a call goes: a method, its role where several share the process, and the runner for it."""
 
     role: str | None
     method: str

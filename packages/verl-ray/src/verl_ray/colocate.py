@@ -23,7 +23,8 @@ __all__ = [
 def create_colocated_worker_cls(
     class_dict: Mapping[str, RayClassWithInitArgs[Any]],
 ) -> RayClassWithInitArgs[Any]:
-    """A template whose every worker holds one object per role; `group.spawn({role, ...})` gives a view per role.
+    """A template whose every worker holds one object per role; `group.spawn({role, ...})` gives a view per
+    role.
 
     Options of the roles are joined.
 
@@ -35,7 +36,8 @@ def create_colocated_worker_cls(
 
     >>> class Actor: ...
     >>> class Critic: ...
-    >>> both = create_colocated_worker_cls({"actor": RayClassWithInitArgs(Actor), "critic": RayClassWithInitArgs(Critic)})
+    >>> roles = {"actor": RayClassWithInitArgs(Actor), "critic": RayClassWithInitArgs(Critic)}
+    >>> both = create_colocated_worker_cls(roles)
     >>> both.fused_worker_used
     False
     """
@@ -45,14 +47,14 @@ def create_colocated_worker_cls(
 def create_colocated_worker_cls_fused(
     class_dict: Mapping[str, RayClassWithInitArgs[Any]],
 ) -> RayClassWithInitArgs[Any]:
-    """As `create_colocated_worker_cls`; besides, the roles of one process reach each other by `fused_worker_dict`."""
+    """As `create_colocated_worker_cls`; besides, the roles of a process reach each other."""
     template = _template(class_dict, fused=True)
     template.fused_worker_used = True
     return template
 
 
 def create_colocated_worker_raw_cls(class_dict: Mapping[str, Any]) -> type[ColocatedWorker]:
-    """The plain class behind `create_colocated_worker_cls_fused`; `raw_cls_dict` has the class of each role."""
+    """The plain class behind `create_colocated_worker_cls_fused`; `raw_cls_dict` holds each role's class."""
     return _raw_class(class_dict, fused=True)
 
 

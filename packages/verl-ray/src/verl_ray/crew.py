@@ -1,7 +1,7 @@
 """The workers of one group and the state they are in: shared by the group and by the views of its roles.
 
-A crew is starting, usable, broken (a worker died or stayed silent; only a restart helps) or closed. What the group
-may do follows from that alone.
+A crew is starting, usable, broken (a worker died or stayed silent; only a restart helps) or closed. What the
+group may do follows from that alone.
 """
 
 from __future__ import annotations
@@ -108,17 +108,21 @@ class Crew:
             WorkerGroupError: a worker could not start; the crew is closed then.
             StartTimeout: not all were ready in time; likewise.
         """
-        if self._launched is None:
+        if self._launched is not None:
+            with self._lock:
+                self._await_launch()
+
+    def _await_launch(self) -> None:
+        spec, launched = self._spec, self._launched
+        # Another thread may have waited meanwhile.
+        if spec is None or launched is None:
             return
-        with self._lock:
-            if self._launched is None or self._spec is None:
-                return
-            try:
-                self._started = await_start(self._spec, self._launched)
-            except BaseException:
-                self.close()
-                raise
-            self._reports, self._launched = self._started.reports, None
+        try:
+            self._started = await_start(spec, launched)
+        except BaseException:
+            self.close()
+            raise
+        self._reports, self._launched = self._started.reports, None
 
     def reports(self) -> Mapping[int, WorkerReport]:
         """What each worker said about itself when it was set up."""

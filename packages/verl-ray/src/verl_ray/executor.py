@@ -1,7 +1,7 @@
 """Carries out call plans on the workers of a crew: sends, waits, and tells failures apart.
 
-`ray.get` on a list ends at the first error by itself, so the wait costs nothing beyond it; only when it has failed is
-every rank asked, within a short grace, what became of its call.
+`ray.get` on a list ends at the first error by itself, so the wait costs nothing beyond it; only when it has
+failed is every rank asked, within a short grace, what became of its call.
 """
 
 from __future__ import annotations

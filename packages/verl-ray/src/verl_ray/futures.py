@@ -1,7 +1,8 @@
-"""Results that stay with the workers: what a non-blocking call of a batch mode returns, and how it is handed on.
+"""Results that stay with the workers: what a non-blocking call of a batch mode returns, and how it is handed
+on.
 
-Each part is one rank's answer, its row count is a second value of the same call. The driver fetches neither; the worker
-that gets a piece of the future learns the counts and fetches only the parts that its rows overlap.
+Each part is one rank's answer, its row count is a second value of the same call. The driver fetches neither;
+the worker that gets a piece of the future learns the counts and fetches only the parts that its rows overlap.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ __all__ = ["AnswerPart", "data_future"]
 class AnswerPart:
     """One rank's answer, or its row count, as a part of a `DataProtoFuture`.
 
-    In the driver it knows the workers that make it, and is refused once they have been restarted. A copy that was
-    sent elsewhere is a bare reference.
+    In the driver it knows the workers that make it, and is refused once they have been restarted. A copy
+    that was sent elsewhere is a bare reference.
     """
 
     __slots__ = ("_crew", "_generation", "_method", "ref")

@@ -40,7 +40,8 @@ class UnknownKeywordError(_Remade, TypeError):
         near = difflib.get_close_matches(name, known, n=1)
         maybe = f"; did you mean {near[0]!r}?" if near else ""
         super().__init__(
-            f"RayWorkerGroup got an unexpected keyword argument {name!r}{maybe} Known: {', '.join(sorted(known))}"
+            f"RayWorkerGroup got an unexpected keyword argument {name!r}{maybe}; "
+            f"known: {', '.join(sorted(known))}"
         )
 
 
@@ -50,9 +51,9 @@ class RestartsRefusedError(_Remade, ValueError):
     def __init__(self, cls: str, max_restarts: int) -> None:
         self.facts = (cls, max_restarts)
         super().__init__(
-            f"max_restarts={max_restarts} for {cls}: a worker that Ray restarts comes back without its state, its "
-            "meshes and its process group; leave max_restarts out and use group.restart(), which restarts all "
-            "workers together"
+            f"max_restarts={max_restarts} for {cls}: a worker that Ray restarts comes back without its "
+            "state, its meshes and its process group; leave max_restarts out and use group.restart(), which "
+            "restarts all workers together"
         )
 
 
@@ -62,8 +63,8 @@ class TransportRefusedError(_Remade, NotImplementedError):
     def __init__(self, method: str, transport: str) -> None:
         self.facts = (method, transport)
         super().__init__(
-            f"method {method!r} asks for tensor_transport={transport!r}; results travel through the object store "
-            "here: leave tensor_transport out"
+            f"method {method!r} asks for tensor_transport={transport!r}; results travel through the object "
+            "store here: leave tensor_transport out"
         )
 
 
@@ -126,8 +127,9 @@ class StartTimeout(CallTimeout):
         super().__init__(group, "__init__", timeout_s, unanswered_ranks)
         ranks = ", ".join(map(str, self.unanswered_ranks))
         self.args = (
-            f"group {group!r}: the workers of ranks {ranks} did not start within {timeout_s:g} s (process, imports "
-            "and constructor together); look at their logs, or allow more with ray_wait_register_center_timeout=",
+            f"group {group!r}: the workers of ranks {ranks} did not start within {timeout_s:g} s (process, "
+            "imports and constructor together); look at their logs, or allow more time with "
+            "ray_wait_register_center_timeout=",
         )
 
 
@@ -138,6 +140,6 @@ class StaleFutureError(WorkerGroupError):
         super().__init__(
             group,
             method,
-            reason=f"this future was made by generation {made_in} of the workers; the group was restarted since "
-            f"(generation {now}), so its result is refused: call the method again",
+            reason=f"this future was made by generation {made_in} of the workers; the group was restarted "
+            f"since (generation {now}), so its result is refused: call the method again",
         )

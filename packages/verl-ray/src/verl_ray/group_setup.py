@@ -60,7 +60,8 @@ class GroupRequest:
         return None if self.use_gpu is False else self.pool.accelerator
 
     def runtime_env(self) -> dict[str, Any]:
-        """The runtime environment of every actor; empty where the user asked for nothing, which starts faster.
+        """The runtime environment of every actor; empty where the user asked for nothing, which starts
+        faster.
 
         Raises:
             ForbiddenVariable: a rank or device variable.
@@ -92,7 +93,7 @@ class GroupRequest:
         return {key: value for key, value in options.items() if key != "runtime_env" or value}
 
     def worker_names(self) -> tuple[str, ...]:
-        """Actor names in rank order. Detached workers are looked up by them, so only theirs have no random end."""
+        """Actor names in rank order. Detached workers are looked up by them: theirs have no random end."""
         end = "" if self.detached else f"_{secrets.token_hex(4)}"
         stem = f"{self.name}_{self.template.user_class.__name__}"
         return tuple(f"{stem}_{rank}{end}" for rank in range(self.pool.world_size))

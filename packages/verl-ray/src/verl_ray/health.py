@@ -1,6 +1,8 @@
-"""Noticing that a worker died while nobody is calling it: a daemon thread that keeps one tiny call in flight per worker.
+"""Noticing that a worker died while nobody is calling it: a daemon thread that keeps one tiny call in flight
+per worker.
 
-No dashboard and no state API are asked, and nothing is ever killed: what follows from a death is the callback's business.
+No dashboard and no state API are asked, and nothing is ever killed: what follows from a death is the
+callback's business.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Watch:
     """Watches a group until `stop()`, the group's shutdown, or the group is gone; each death is told once.
 
     Args:
-        workers: gives the group's generation and its living handles by rank, or None once there is nothing to watch.
+        workers: gives the group's generation and its living handles by rank, or None once there is nothing
+            to watch.
         on_death: called in the watching thread with a `Death`.
         every_s: seconds between two looks.
     """

@@ -1,8 +1,9 @@
 """What runs inside a worker's process: the part of an actor class that is not the user's.
 
-The actor class derives from the user's class and from `Host`. Its constructor only waits; `_verl_set_up` then says
-who the worker is and runs the user's constructor, on all ranks at the same time. Calls of a group come in through
-one runner per registered method, which opens the message, calls the user's method and prepares the answer.
+The actor class derives from the user's class and from `Host`. Its constructor only waits; `_verl_set_up`
+then says who the worker is and runs the user's constructor, on all ranks at the same time. Calls of a group
+come in through one runner per registered method, which opens the message, calls the user's method and
+prepares the answer.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["Assignment", "Host", "WorkerReport", "runner", "runner_name"]
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the group decides about one worker: its identity, and the accelerator of its slot if it has one."""
+    """What the group decides about one worker: its identity, and the accelerator of its slot, if any."""
 
     rank_info: RankInfo
     accelerator: str | None = None
@@ -71,7 +72,8 @@ class Host:
         try:
             return object.__new__(cls)
         except TypeError:
-            return cls._verl_user_class.__new__(cls)
+            # A class built on dict, list or the like makes its own empty objects.
+            return cls._verl_user_class.__new__(cls)  # type: ignore[call-overload]
 
     def __init__(self) -> None:
         """Only wait: who this worker is comes with the set-up call."""
@@ -79,7 +81,7 @@ class Host:
 
     def _verl_open_rendezvous(self, request: RendezvousRequest) -> Rendezvous:
         """Choose where the group meets, on the node of rank 0, and keep hold of the port."""
-        self._verl_held = choose_rendezvous(request, ray.util.get_node_ip_address())
+        self._verl_held = choose_rendezvous(request, _node_ip())
         return self._verl_held.rendezvous
 
     def _verl_set_up(
@@ -133,9 +135,16 @@ def _construct(host: Host, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     if issubclass(user_class, ColocatedWorker):
         type(host).role_specs = args[0]  # type: ignore[attr-defined]
         args = ()
-    if user_class.__new__ is not object.__new__:
-        vars(host).update(vars(user_class.__new__(type(host), *args, **kwargs)))
-    user_class.__init__(host, *args, **kwargs)
+    make: Any = user_class.__new__
+    if make is not object.__new__:
+        vars(host).update(vars(make(type(host), *args, **kwargs)))
+    initialise: Any = user_class.__init__  # type: ignore[misc]
+    initialise(host, *args, **kwargs)
+
+
+def _node_ip() -> str:
+    address: Any = ray.util.get_node_ip_address  # Ray leaves this one untyped
+    return str(address())
 
 
 def _report(info: RankInfo, born_at: float, constructor_s: float) -> WorkerReport:
@@ -143,7 +152,7 @@ def _report(info: RankInfo, born_at: float, constructor_s: float) -> WorkerRepor
     return WorkerReport(
         rank_info=info,
         node_id=context.get_node_id(),
-        node_ip=ray.util.get_node_ip_address(),
+        node_ip=_node_ip(),
         pid=os.getpid(),
         loaded_at=IMPORTED_AT,
         imports_s=max(0.0, born_at - IMPORTED_AT),

@@ -1,6 +1,8 @@
-"""Starting the workers of a group: all actors at once, then one set-up call each, then a bounded wait for all.
+"""Starting the workers of a group: all actors at once, then one set-up call each, then a bounded wait for
+all.
 
-The meeting point is chosen in rank 0's process and reaches the others as a reference, so nothing here waits for it.
+The meeting point is chosen in rank 0's process and reaches the others as a reference, so nothing here waits
+for it.
 """
 
 from __future__ import annotations

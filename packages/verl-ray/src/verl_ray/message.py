@@ -1,6 +1,7 @@
 """What goes over the wire between a group and its workers: arguments as one message, answers as asked for.
 
-Everything a call sends by value is one object, so Ray pickles once per rank. References go beside it as top-level
+Everything a call sends by value is one object, so Ray pickles once per rank. References go beside it as
+top-level
 arguments: Ray resolves those before the call starts, and moves their data from producer to consumer.
 """
 
@@ -97,7 +98,7 @@ def is_plain(value: Any) -> bool:
 
 
 def packed(value: Any, readers: Readers) -> Any:
-    """The value in a form that ships every tensor as one out-of-band buffer and unpickles to the value itself."""
+    """A form of the value that ships every tensor as one out-of-band buffer and unpickles to the value."""
     if is_plain(value):
         return value
     return pack(value, readers=readers, pickler=ray.cloudpickle.CloudPickler)

@@ -1,7 +1,8 @@
 """How the calls of a plan leave the driver: what several ranks get is stored once, the rest goes inline.
 
-Ray puts an inline argument of more than 100 KB into the store by itself, for the one actor that reads it. What
-several ranks read would then be stored once for each of them, so it is stored here, once, and passed by reference.
+Ray puts an inline argument of more than 100 KB into the store by itself, for the one actor that reads it.
+What several ranks read would then be stored once for each of them, so it is stored here, once, and passed by
+reference.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def parallel_put(data_list: Sequence[Any], max_workers: int | None = None) -> li
     """Store every item and return the references in order; tensors inside travel as raw buffers.
 
     Args:
-        max_workers: threads to use; None decides by itself. More than one helps where pickling releases the GIL.
+        max_workers: threads to use; None decides by itself. More than one helps where pickling releases the
+            GIL.
 
     Raises:
         ValueError: `max_workers` is less than 1.
