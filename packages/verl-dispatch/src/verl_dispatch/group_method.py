@@ -56,9 +56,10 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         # that.
         pendings = self._group._send(plan, self._options.changed(blocking=False))
         if plan.collect.kind == "batch":
-            result = self._group._data_future(plan, pendings)
+            future = self._group._data_future(plan, pendings)
             if self._padding_asked(args, kwargs):
-                batches.ask_for_padding(result)
+                batches.ask_for_padding(future)
+            result = future
         else:
             result = plan.collect.arrange(self._group._futures(plan, pendings))
         return result

@@ -12,7 +12,7 @@ from verl_protocol import DataProtoFuture
 from verl_dispatch.colocate import ColocatedWorker, GroupViewError, InvalidRolesError, UnknownRoleError
 from verl_dispatch.errors import CallTimeout
 from verl_dispatch.local_answer import AnswerRows, LocalAnswer, LocalCall
-from verl_dispatch.local_state import LocalState
+from verl_dispatch.local_state import GRACE_S, LocalState
 from verl_dispatch.options import CallOptions
 from verl_dispatch.plan import CallPlan
 from verl_dispatch.tracing import current_timer
@@ -23,11 +23,11 @@ __all__ = ["LocalWorkerGroup"]
 
 if TYPE_CHECKING:
     from verl_dispatch.group_method import GroupMethod
+    from verl_dispatch.resource_pool import ClassWithInitArgs
     from verl_dispatch.typed_methods import GP, A, D, G, Method, P, R
     from verl_dispatch.typed_modes import Ref
 
 V = TypeVar("V")
-GRACE_S = 1.0
 
 
 class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
@@ -69,7 +69,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     @overload
     def __init__(
         self,
-        cls: Callable[..., GroupWorker],
+        cls: type[GroupWorker] | ClassWithInitArgs[GroupWorker],
         world_size: int,
         *args: Any,
         concurrent: bool,
@@ -78,7 +78,12 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     ) -> None: ...
     @overload
     def __init__(
-        self, cls: Callable[..., GroupWorker], world_size: int, *args: Any, name_prefix: str, **kwargs: Any
+        self,
+        cls: type[GroupWorker] | ClassWithInitArgs[GroupWorker],
+        world_size: int,
+        *args: Any,
+        name_prefix: str,
+        **kwargs: Any,
     ) -> None: ...
     def __init__(  # type: ignore[misc]
         self,
@@ -101,7 +106,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         self._bind_worker_method(cls)
 
     def _start(self) -> None:
-        self._generation_seen = self._state.generation
+        self._generation_seen = self._state.life.generation
         self._state.build()
 
     if TYPE_CHECKING:
@@ -129,7 +134,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     # --- what the base asks of a backend -------------------------------------------------------------------
 
     def _send(self, plan: CallPlan, options: CallOptions) -> Sequence[LocalAnswer]:
-        call = LocalCall(self._state, self._name(), plan.method, plan.called_ranks)
+        call = LocalCall(self._state.life, self._name(), plan.method, plan.called_ranks)
         self._state.run(call, plan, self._role)
         timer = current_timer()
         if timer is not None:
@@ -198,8 +203,8 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     def _check_usable(self, method: str) -> None:
         state = self._state
         state.check_usable(self._name(), method)
-        if self._generation_seen != state.generation:
-            self._generation_seen = state.generation
+        if self._generation_seen != state.life.generation:
+            self._generation_seen = state.life.generation
             self.forget_meshes()
 
     def _name(self) -> str:
@@ -213,7 +218,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     @property
     def generation(self) -> int:
         """How often the group has been restarted."""
-        return self._state.generation
+        return self._state.life.generation
 
     @property
     def workers(self) -> list[Any]:
@@ -250,7 +255,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         """
         self._refuse_view("restart")
         self._state.restart()
-        self._generation_seen = self._state.generation
+        self._generation_seen = self._state.life.generation
         self.forget_meshes()
 
     def shutdown(self) -> None:

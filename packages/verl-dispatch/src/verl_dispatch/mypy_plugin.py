@@ -16,14 +16,15 @@ from mypy.checker import TypeChecker
 from mypy.errorcodes import ATTR_DEFINED
 from mypy.expandtype import expand_type_by_instance
 from mypy.maptype import map_instance_to_supertype
-from mypy.nodes import TypeInfo
-from mypy.plugin import AttributeContext, Plugin
+from mypy.nodes import ARG_POS, TypeInfo
+from mypy.plugin import AttributeContext, MethodSigContext, Plugin
 from mypy.subtypes import is_subtype
 from mypy.type_visitor import TypeTranslator
-from mypy.typeops import make_simplified_union
+from mypy.typeops import bind_self, make_simplified_union
 from mypy.types import (
     AnyType,
     CallableType,
+    FunctionLike,
     Instance,
     LiteralType,
     Overloaded,
@@ -40,6 +41,7 @@ from mypy.types import (
 )
 
 GROUPS: Final = {"verl_dispatch.worker_group.WorkerGroup", "verl_dispatch.worker_group.MethodNames"}
+DECORATOR: Final = "verl_dispatch.typed_methods.Decorator"
 REGISTERED: Final = "verl_dispatch.typed_access.Registered"
 MODE: Final = "verl_dispatch.typed_modes.Mode"
 ARG: Final = "verl_dispatch.typed_modes.Arg"
@@ -54,12 +56,30 @@ def plugin(version: str) -> type[Plugin]:
 
 
 class GroupPlugin(Plugin):
-    """Hooks the attributes that a group has through `__getattr__`: its workers' methods."""
+    """Hooks the attributes that a group has through `__getattr__`, its workers' methods, and `@register`."""
 
     def get_attribute_hook(self, fullname: str) -> Callable[[AttributeContext], Type] | None:
         """The hook for `fullname`, the class that defines `__getattr__` and the attribute's name."""
         owner, _, name = fullname.rpartition(".")
         return partial(attribute_of_group, name) if owner in GROUPS else None
+
+    def get_method_signature_hook(self, fullname: str) -> Callable[[MethodSigContext], FunctionLike] | None:
+        """The hook for applying what `register(...)` returned."""
+        return decorator_signature if fullname == f"{DECORATOR}.__call__" else None
+
+
+def decorator_signature(ctx: MethodSigContext) -> CallableType:
+    """Accepts methods with `**kwargs`, of which mypy says that a caller could name `self` among them."""
+    signature = ctx.default_signature
+    function = get_proper_type(ctx.api.get_expression_type(ctx.args[0][0])) if ctx.args[0] else None
+    result = get_proper_type(signature.ret_type)
+    if not (isinstance(function, CallableType) and isinstance(result, Instance)):
+        return signature
+    if not (function.is_kw_arg and function.arg_kinds[0] == ARG_POS):
+        return signature
+    bound = bind_self(function)
+    solved = result.copy_modified(args=[function.arg_types[0], bound, *result.args[2:]])
+    return signature.copy_modified(arg_types=[function], ret_type=solved, variables=[])
 
 
 def attribute_of_group(name: str, ctx: AttributeContext) -> Type:

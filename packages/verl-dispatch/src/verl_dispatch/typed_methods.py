@@ -24,6 +24,7 @@ from typing import (
 from verl_dispatch.typed_modes import Ref
 
 if TYPE_CHECKING:
+    from typing_extensions import ParamSpec as ParamSpecWithDefault
     from typing_extensions import TypeVar as TypeVarWithDefault
     from verl_protocol.futures import DataProtoFuture
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from verl_dispatch.typed_access import Registered
 
 P = ParamSpec("P")
-GP = ParamSpec("GP")
 A = TypeVar("A")
 B = TypeVar("B", bound=bool)
 D = TypeVar("D")
@@ -42,16 +42,22 @@ M_co = TypeVar("M_co", bound="Dispatch", covariant=True)
 R = TypeVar("R")
 W = TypeVar("W")
 W_contra = TypeVar("W_contra", contravariant=True)
-R_co = TypeVar("R_co", covariant=True)
-G_co = TypeVar("G_co", covariant=True)
-D_co = TypeVar("D_co", covariant=True)
-B_co = TypeVar("B_co", bound=bool, covariant=True)
 
 if TYPE_CHECKING:
-    # A group without parameters is a group of anything.
+    # A group or method whose parameters are not said is one of anything.
+    GP = ParamSpecWithDefault("GP", default=...)
+    R_co = TypeVarWithDefault("R_co", covariant=True, default=Any)
+    G_co = TypeVarWithDefault("G_co", covariant=True, default=Any)
+    D_co = TypeVarWithDefault("D_co", covariant=True, default=Any)
+    B_co = TypeVarWithDefault("B_co", bound=bool, covariant=True, default=Any)
     GroupWorker = TypeVarWithDefault("GroupWorker", default=Any)
     GroupRef = TypeVarWithDefault("GroupRef", default=Any)
 else:
+    GP = ParamSpec("GP")
+    R_co = TypeVar("R_co", covariant=True)
+    G_co = TypeVar("G_co", covariant=True)
+    D_co = TypeVar("D_co", covariant=True)
+    B_co = TypeVar("B_co", bound=bool, covariant=True)
     GroupWorker = TypeVar("GroupWorker")
     GroupRef = TypeVar("GroupRef")
 
@@ -79,10 +85,10 @@ class Method(Generic[W_contra, GP, R_co, G_co, D_co, B_co]):
         raise NotImplementedError
 
 
-ListMethod: TypeAlias = "Method[W, GP, R, list[R], list[Ref[R]], B]"
-OneMethod: TypeAlias = "Method[W, GP, R, R, Ref[R], B]"
-SomeMethod: TypeAlias = "Method[W, GP, R, dict[int, R], dict[int, Ref[R]], B]"
-BatchMethod: TypeAlias = "Method[W, GP, R, R, DataProtoFuture[R], B]"
+ListMethod: TypeAlias = "Method[W, P, R, list[R], list[Ref[R]], B]"
+OneMethod: TypeAlias = "Method[W, P, R, R, Ref[R], B]"
+SomeMethod: TypeAlias = "Method[W, P, R, dict[int, R], dict[int, Ref[R]], B]"
+BatchMethod: TypeAlias = "Method[W, P, R, R, DataProtoFuture[R], B]"
 
 Later: TypeAlias = "Coroutine[Any, Any, R]"
 
