@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from verl_dispatch.batches import has_rows, num_rows
@@ -13,7 +13,7 @@ from verl_dispatch.errors import WorkerFailure, WorkerGroupError
 from verl_dispatch.isolation import PrivateFuture
 from verl_dispatch.tracing import CallTimer
 
-__all__ = ["AnswerRows", "LocalAnswer", "LocalCall", "LocalFuture"]
+__all__ = ["AnswerRows", "LocalAnswer", "LocalCall", "LocalFuture", "LocalLife"]
 
 
 class LocalFuture(PrivateFuture):
@@ -88,15 +88,26 @@ class LocalAnswer:
             future.set_exception(self.call.error({self.rank: self.failure}))
 
 
+@dataclass(slots=True, eq=False)
+class LocalLife:
+    """What calls know about their group: how often it was restarted, and where to wait for news.
+
+    Calls do not hold the group itself, so that a group nobody uses any more is collected.
+    """
+
+    generation: int = 0
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+
 class LocalCall:
     """A call that was sent to some ranks: knows which have answered, and can be waited for."""
 
-    def __init__(self, state: Any, name: str, method: str, ranks: Sequence[int]) -> None:
-        self.state = state
+    def __init__(self, life: LocalLife, name: str, method: str, ranks: Sequence[int]) -> None:
+        self.life = life
         self.name = name
         self.method = method
-        self.generation: int = state.generation
-        self.changed: threading.Condition = state.changed
+        self.generation = life.generation
+        self.changed = life.changed
         self.answers = [LocalAnswer(self, rank) for rank in ranks]
 
     def settle(self, answer: LocalAnswer, value: Any, failure: WorkerFailure | None) -> None:
@@ -159,9 +170,9 @@ class LocalCall:
         Raises:
             WorkerGroupError: the group was restarted since.
         """
-        if self.generation != self.state.generation:
+        if self.generation != self.life.generation:
             reason = (
                 f"sent to generation {self.generation} of the group, which has been restarted since "
-                f"(now {self.state.generation}); call the method again"
+                f"(now {self.life.generation}); call the method again"
             )
             raise WorkerGroupError(self.name, self.method, reason=reason)

@@ -8,16 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_dispatch.errors import WorkerFailure, WorkerGroupError
-from verl_dispatch.local_answer import LocalCall
+from verl_dispatch.local_answer import LocalCall, LocalLife
 from verl_dispatch.local_threads import ThreadEngine
 from verl_dispatch.local_turns import TurnEngine
 from verl_dispatch.network import free_port
 from verl_dispatch.plan import CallPlan
 from verl_dispatch.rank_info import RankInfo
 
-__all__ = ["LocalState"]
+__all__ = ["GRACE_S", "LocalState"]
 
 _HOST = "127.0.0.1"
+GRACE_S = 1.0
 
 
 class LocalState:
@@ -36,8 +37,7 @@ class LocalState:
         self.name, self.prefix = name, prefix
         self.cls, self.args, self.kwargs = cls, args, dict(kwargs)
         self.world_size, self.concurrent = world_size, concurrent
-        self.generation = 0
-        self.changed = threading.Condition()
+        self.life = LocalLife()
         self.master_port = ""
         self.build_s: list[float] = []
         self._turn = threading.RLock()
@@ -67,16 +67,17 @@ class LocalState:
         self._engine = ThreadEngine(infos, self.name) if self.concurrent else TurnEngine(infos)
         self._finalizer = weakref.finalize(self, self._engine.close, "the group was collected as garbage")
         self._finalizer.atexit = False
-        call = LocalCall(self, self.name, "__init__", range(self.world_size))
+        call = LocalCall(self.life, self.name, "__init__", range(self.world_size))
         try:
             self._engine.build(call, self.cls, self.args, self.kwargs)
-            call.wait(None, 0.0)
+            call.wait(None, GRACE_S)
         except BaseException:
             self.close()
             raise
-        if call.failures():
+        if call.has_failed():
+            error = call.error(call.failures(), call.silent_ranks())
             self.close()
-            raise call.error(call.failures(), call.silent_ranks())
+            raise error
         self.build_s = [answer.seconds for answer in call.answers]
 
     def _info(self, rank: int) -> RankInfo:
@@ -133,7 +134,7 @@ class LocalState:
             self.check_usable(self.name, "restart")
         self._engine.close("the group was restarted")
         self._finalizer.detach()
-        self.generation += 1
+        self.life.generation += 1
         self._broken = ""
         self.build()
 

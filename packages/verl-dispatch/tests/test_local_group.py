@@ -1,0 +1,429 @@
+"""What is special about the in-process group: turns and threads, environment, interruption, life."""
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from verl_dispatch.errors import CallTimeout, WorkerGroupError
+from verl_dispatch.local import LocalWorkerGroup
+from verl_dispatch.modes import Dispatch
+from verl_dispatch.process_group import CollectiveError
+from verl_dispatch.register import register
+from verl_dispatch.resource_pool import ClassWithInitArgs
+from verl_dispatch.worker import Worker
+
+pytestmark = pytest.mark.timeout(60)
+VARIABLES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("RAY_LOCAL_WORLD_SIZE", "WG_PREFIX", "WG_BACKEND"),
+)
+
+
+class Probe(Worker):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.args, self.kwargs = args, kwargs
+        self.built_with = variables()
+        self.log: list[Any] = []
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def seen(self) -> dict[str, str | None]:
+        return variables()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def seen_at_start(self) -> dict[str, str | None]:
+        return self.built_with
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def given(self) -> Any:
+        return self.args, self.kwargs
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def run(self, function: Any) -> Any:
+        return function(self)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def run_async(self, value: int) -> int:
+        await asyncio.sleep(0)
+        return value + self.rank
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def note(self, value: Any) -> list[Any]:
+        self.log.append(value)
+        return list(self.log)
+
+
+def variables() -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in VARIABLES}
+
+
+@pytest.fixture(params=[False, True], ids=["turns", "threads"])
+def concurrent(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def group(concurrent: bool) -> Iterator[Any]:
+    with LocalWorkerGroup(Probe, 3, concurrent=concurrent) as made:
+        yield made
+
+
+@pytest.fixture
+def turns() -> Iterator[Any]:
+    with LocalWorkerGroup(Probe, 3, name_prefix="actor") as made:
+        yield made
+
+
+@pytest.fixture
+def threads() -> Iterator[Any]:
+    with LocalWorkerGroup(Probe, 3, concurrent=True) as made:
+        yield made
+
+
+# --- environment ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [None, "kept"])
+def test_each_rank_sees_torchruns_variables_while_it_runs(
+    monkeypatch: pytest.MonkeyPatch, before: Any
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False) if before is None else monkeypatch.setenv(name, before)
+    outside = variables()
+    with LocalWorkerGroup(Probe, 2, name_prefix="actor") as group:
+        for found in (group.seen(), group.seen_at_start()):
+            assert [(each["RANK"], each["LOCAL_RANK"]) for each in found] == [("0", "0"), ("1", "1")]
+            for each in found:
+                assert each["WORLD_SIZE"] == each["LOCAL_WORLD_SIZE"] == each["RAY_LOCAL_WORLD_SIZE"] == "2"
+                assert (each["WG_PREFIX"], each["WG_BACKEND"]) == ("actor", "local")
+                assert (each["MASTER_ADDR"], each["MASTER_PORT"]) == (group.master_address, group.master_port)
+        assert variables() == outside
+
+
+def test_subprocesses_of_a_rank_see_them_too(turns: Any) -> None:
+    command = ["/bin/sh", "-c", "echo $RANK of $WORLD_SIZE"]
+    assert turns.run(lambda _: subprocess.check_output(command, text=True)) == [
+        "0 of 3\n",
+        "1 of 3\n",
+        "2 of 3\n",
+    ]
+
+
+def test_variables_are_put_back_when_a_rank_fails(turns: Any) -> None:
+    outside = variables()
+    with pytest.raises(WorkerGroupError):
+        turns.run(lambda worker: worker.nothing_of_the_kind)
+    assert variables() == outside
+
+
+def test_a_group_used_inside_a_worker_does_not_disturb_it(turns: Any) -> None:
+    def inner(worker: Probe) -> Any:
+        with LocalWorkerGroup(Probe, 2) as group:
+            found = [each["RANK"] for each in group.seen()]
+        return found, os.environ["RANK"], os.environ["WORLD_SIZE"]
+
+    assert turns.run(inner) == [(["0", "1"], str(rank), "3") for rank in range(3)]
+
+
+def test_variables_are_put_back_after_two_threads_used_groups(turns: Any) -> None:
+    outside = variables()
+    with LocalWorkerGroup(Probe, 2) as other:
+        calls = [lambda: turns.run(pause), lambda: other.run(pause)]
+        together = [threading.Thread(target=call) for call in calls]
+        for thread in together:
+            thread.start()
+        for thread in together:
+            thread.join()
+    assert variables() == outside
+
+
+def pause(_: Any) -> None:
+    time.sleep(0.02)
+
+
+def test_ranks_in_threads_leave_the_environment_alone(threads: Any) -> None:
+    assert threads.seen() == [variables()] * 3
+    assert threads.run(lambda worker: (worker.rank, worker.local_rank)) == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_worker_made_inside_a_worker_knows_the_rank(group: Any) -> None:
+    found = group.run(lambda _: (Worker().rank, Worker().world_size))
+    assert found == [(0, 3), (1, 3), (2, 3)]
+
+
+# --- making a group ---------------------------------------------------------------------------------------
+
+
+def test_arguments_reach_the_constructor_as_copies(concurrent: bool) -> None:
+    weights = torch.zeros(2)
+    with LocalWorkerGroup(Probe, 2, weights, concurrent=concurrent, lr=[0.1]) as group:
+        group.run(lambda worker: worker.args[0].add_(worker.rank + 1))
+        weights.add_(100)
+        assert [float(args[0][0]) for args, _ in group.given()] == [1.0, 2.0]
+        assert [kwargs for _, kwargs in group.given()] == [{"lr": [0.1]}] * 2
+
+
+def test_class_with_init_args_is_a_class_and_its_arguments() -> None:
+    with LocalWorkerGroup(ClassWithInitArgs(Probe, 1, concurrent="mine"), 1) as group:
+        assert group.given() == [((1,), {"concurrent": "mine"})]
+
+
+@pytest.mark.parametrize("world_size", [0, -1, 1.5, "2", True])
+def test_world_size_is_checked(world_size: Any) -> None:
+    with pytest.raises(ValueError, match="world_size"):
+        LocalWorkerGroup(Probe, world_size)
+
+
+@pytest.mark.parametrize("cls", [Probe(), 3, "Probe"] if "RANK" in os.environ else [3, "Probe", None])
+def test_class_is_checked(cls: Any) -> None:
+    with pytest.raises(TypeError, match="cls must be a class"):
+        LocalWorkerGroup(cls, 1)
+
+
+def test_constructor_that_fails_leaves_no_threads() -> None:
+    class Failing(Worker):
+        def __init__(self) -> None:
+            super().__init__()
+            raise ValueError(f"no model on {self.rank}")
+
+    before = threading.active_count()
+    with pytest.raises(WorkerGroupError, match="no model on 1") as caught:
+        LocalWorkerGroup(Failing, 2, concurrent=True)
+    assert caught.value.method == "__init__"
+    assert threading.active_count() == before
+
+
+def test_ranks_may_meet_in_their_constructors() -> None:
+    class Meeting(Worker):
+        def __init__(self) -> None:
+            super().__init__()
+            self.total = int(self.process_group().all_reduce(torch.tensor(self.rank)))
+
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def get(self) -> int:
+            return self.total
+
+    with LocalWorkerGroup(Meeting, 3, concurrent=True) as group:
+        assert group.get() == [3, 3, 3]
+
+
+# --- running ----------------------------------------------------------------------------------------------
+
+
+def test_a_breakpoint_in_a_worker_stops_the_calling_thread(
+    turns: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[tuple[int, int]] = []
+
+    def hook() -> None:
+        worker = sys._getframe(1).f_locals["worker"]
+        stopped.append((worker.rank, threading.get_ident()))
+
+    monkeypatch.setattr(sys, "breakpointhook", hook)
+
+    def method(worker: Probe) -> None:
+        breakpoint()
+
+    turns.run(method)
+    assert stopped == [(rank, threading.get_ident()) for rank in range(3)]
+
+
+def test_ranks_in_threads_run_at_the_same_time(threads: Any) -> None:
+    barrier = threading.Barrier(3)
+    assert threads.run(lambda worker: barrier.wait(timeout=10) >= 0) == [True] * 3
+
+
+def test_calls_of_a_rank_run_in_order(group: Any) -> None:
+    for value in range(5):
+        group.note.options(blocking=False)(value)
+    assert group.note(5) == [[0, 1, 2, 3, 4, 5]] * 3
+
+
+def test_non_blocking_call_returns_before_the_ranks_are_done(threads: Any) -> None:
+    gate = threading.Event()
+    futures = threads.run.options(blocking=False)(lambda _: gate.wait(10))
+    assert not any(future.done() for future in futures)
+    gate.set()
+    assert [future.result(timeout=10) for future in futures] == [True] * 3
+
+
+def test_futures_cannot_be_cancelled_once_sent(group: Any) -> None:
+    [future, *_] = group.run.options(blocking=False)(lambda worker: worker.rank)
+    assert not future.cancel()
+    assert future.result() == 0
+
+
+def test_async_methods_run_under_an_event_loop_and_without_one(group: Any) -> None:
+    async def program() -> tuple[Any, Any, Any]:
+        awaited = await group.run_async.submit(20)
+        [future, *_] = group.run_async.options(blocking=False)(30)
+        return group.run_async(10), awaited, await future
+
+    assert group.run_async(0) == [0, 1, 2]
+    assert asyncio.run(program()) == ([10, 11, 12], [20, 21, 22], 30)
+    assert group.run_async(0) == [0, 1, 2]
+
+
+def test_answers_stream_as_they_come(threads: Any) -> None:
+    gates = [threading.Event() for _ in range(3)]
+    stream = threads.run.stream(lambda worker: gates[worker.rank].wait(10) and worker.rank)
+    for rank in (2, 0, 1):
+        gates[rank].set()
+        assert next(stream) == (rank, rank)
+    assert list(stream) == []
+
+
+def test_stream_is_bounded_and_fails_fast(threads: Any) -> None:
+    gate = threading.Event()
+
+    def method(worker: Probe) -> int:
+        if worker.rank == 1:
+            raise KeyError("boom")
+        gate.wait(10)
+        return worker.rank
+
+    with pytest.raises(CallTimeout) as caught:
+        list(threads.run.options(timeout_s=0.1).stream(lambda _: gate.wait(10)))
+    assert caught.value.unanswered_ranks == [0, 1, 2]
+    gate.set()
+    assert threads.run(lambda worker: worker.rank) == [0, 1, 2]
+    gate.clear()
+    stream = threads.run.stream(method)
+    with pytest.raises(WorkerGroupError, match="boom") as failed:
+        list(stream)
+    assert failed.value.unanswered_ranks == [0, 2]
+    gate.set()
+
+
+def test_traced_calls_tell_when_each_rank_answered(group: Any) -> None:
+    with group.trace() as trace:
+        group.run(lambda worker: time.sleep(0.05 * (worker.rank == 2)))
+    [record] = trace.calls
+    assert record.method == "run"
+    assert record.slowest_rank == 2
+    assert len(record.per_rank_s) == 3
+    assert record.per_rank_s[2] >= 0.05
+
+
+def test_seeds_of_a_program_are_not_touched(group: Any) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    group.note(torch.ones(3))
+    assert torch.equal(torch.rand(3), expected)
+
+
+# --- failure and life -------------------------------------------------------------------------------------
+
+
+def test_traceback_begins_in_the_users_code(turns: Any) -> None:
+    with pytest.raises(WorkerGroupError) as caught:
+        turns.run(lambda worker: worker.nothing)
+    text = caught.value.errors[0].traceback
+    assert "local_rank.py" not in text
+    assert "test_local_group.py" in text
+    assert "actor" in str(caught.value)
+    assert isinstance(caught.value.__cause__, AttributeError)
+
+
+def test_a_rank_that_fails_wakes_those_that_wait_for_it(threads: Any) -> None:
+    def method(worker: Probe) -> None:
+        if worker.rank == 1:
+            raise KeyError("boom")
+        worker.process_group().barrier()
+
+    with pytest.raises(WorkerGroupError, match="boom") as caught:
+        threads.run(method)
+    assert caught.value.failed_ranks == [0, 1, 2]
+    assert isinstance(caught.value.errors[0].cause, CollectiveError)
+    assert threads.run(lambda worker: int(worker.process_group().all_reduce(torch.tensor(1)))) == [3, 3, 3]
+
+
+def test_a_call_on_one_rank_cannot_meet_the_others(threads: Any) -> None:
+    with pytest.raises(WorkerGroupError, match="rank 1 was not called"):
+        threads.execute_rank_zero_sync("run", lambda worker: worker.process_group().barrier())
+
+
+def test_interruption_leaves_a_group_that_says_so(turns: Any) -> None:
+    def method(worker: Probe) -> None:
+        if worker.rank == 1:
+            raise KeyboardInterrupt
+
+    outside = variables()
+    with pytest.raises(KeyboardInterrupt):
+        turns.run(method)
+    assert variables() == outside
+    with pytest.raises(WorkerGroupError, match=r"broken by an interruption of 'run' .*restart\(\)"):
+        turns.seen()
+    turns.restart()
+    assert len(turns.seen()) == 3
+
+
+def test_restart_drops_what_was_before(group: Any) -> None:
+    [future, *_] = group.note.options(blocking=False)(1)
+    assert future.result() == [1]
+    started = group.note.submit(2)
+    port = group.master_port
+    group.restart()
+    assert group.generation == 1
+    assert group.master_port != port
+    assert group.note(3) == [[3]] * 3
+    for read in (future.result, started.result):
+        with pytest.raises(WorkerGroupError, match=r"generation 0 .*restarted"):
+            read()
+
+
+def test_shutdown_wakes_everybody_and_ends_the_threads() -> None:
+    before = threading.active_count()
+    group = LocalWorkerGroup(Probe, 2, concurrent=True)
+    futures = group.run.options(blocking=False)(
+        lambda worker: worker.rank or worker.process_group().barrier()
+    )
+    group.shutdown()
+    group.shutdown()
+    with pytest.raises(WorkerGroupError):
+        futures[0].result(timeout=10)
+    assert threading.active_count() == before
+    with pytest.raises(WorkerGroupError, match="shut down"):
+        group.restart()
+
+
+def test_shutdown_does_not_wait_for_a_rank_that_never_comes_back() -> None:
+    gate = threading.Event()
+    group = LocalWorkerGroup(Probe, 2, concurrent=True)
+    futures = group.run.options(blocking=False)(lambda worker: worker.rank or gate.wait(30))
+    assert futures[1].result(timeout=10) == 1
+    started = time.monotonic()
+    group.shutdown()
+    assert time.monotonic() - started < 5
+    with pytest.raises(WorkerGroupError, match="shut down"):
+        futures[0].result(timeout=10)
+    gate.set()
+
+
+def test_a_forgotten_group_ends_its_threads() -> None:
+    before = threading.active_count()
+    group = LocalWorkerGroup(Probe, 2, concurrent=True)
+    group.note(1)
+    assert threading.active_count() == before + 2
+    del group
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_workers_are_there_for_a_look_inside(group: Any) -> None:
+    assert [worker.rank for worker in group.workers] == [0, 1, 2]
+    assert group.worker_names[1].endswith(":1")
+    assert set(group.startup_report()) >= {"placement_s", "actors_s", "init_s", "slowest_rank"}
+    assert group.start_worker_aliveness_check() is None
