@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -84,9 +85,10 @@ def running_ray() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _classes_travel_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
     """Workers cannot import test modules, so the classes defined there are sent whole."""
-    ray.cloudpickle.register_pickle_by_value(request.module)
+    cloudpickle: Any = ray.cloudpickle  # Ray leaves it untyped
+    cloudpickle.register_pickle_by_value(request.module)
     yield
-    ray.cloudpickle.unregister_pickle_by_value(request.module)
+    cloudpickle.unregister_pickle_by_value(request.module)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -191,9 +191,10 @@ def test_as_many_groups_fit_as_the_pool_says(shares: int) -> None:
 
 def test_a_demand_beyond_the_bundle_is_refused_at_once() -> None:
     with RayResourcePool([1], use_gpu=False) as pool:
-        pool.acquire("one", {"CPU": 1})
-        with pytest.raises(SlotOverdrawn, match="CPU"):
+        with pool.acquire("one", {"CPU": 1}), pytest.raises(SlotOverdrawn, match="rank 0 asks CPU 1"):
             pool.acquire("two", {"CPU": 1})
+        with pool.acquire("three", {"CPU": 1}):
+            assert pool.owners() == ["three"]
 
 
 def test_accelerators_by_name() -> None:
@@ -247,7 +248,7 @@ def test_groups_of_existing_pools_are_chosen_by_size_from_the_named_pools_alone(
         assert critic.pgs is None
         wanted.pgs = chosen
         assert [slot.placement_group for slot in wanted.slots()] == [chosen[0], chosen[0], chosen[1]]
-        with pytest.raises(InvalidPoolArgument, match=r"groups for \[2, 1\], these have \[2\]"):
+        with pytest.raises(InvalidPoolArgument, match=r"groups for \[2, 1\], they have \[2\]"):
             extract_pg_from_exist(pools, ["critic"], RayResourcePool([2, 1], use_gpu=False))
         with pytest.raises(InvalidPoolArgument, match=r"\['typo'\], expected names among actor, critic"):
             extract_pg_from_exist(pools, ["typo"], wanted)

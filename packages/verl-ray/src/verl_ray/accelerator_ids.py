@@ -18,7 +18,7 @@ __all__ = ["accelerator_ids_of_bundles"]
 
 logger = logging.getLogger("verl_ray")
 
-_PROBE_TIMEOUT_S = 30.0
+_PROBE_TIMEOUT_S = 60.0
 # The smallest amount that Ray knows.
 _SLIVER = 0.0001
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import ray
@@ -106,15 +107,18 @@ def place(requests: Sequence[GroupRequest], patience: Patience) -> list[Placemen
         PlacementTimeout: the cluster could not reserve them in time; nothing stays reserved.
         AcceleratorNotOffered: no node has the accelerator asked for.
     """
+    # Ray may put a small group on the only node that has room for a large one; so the large ones go first.
+    largest_first = sorted(range(len(requests)), key=lambda index: -requests[index].size)
+    ordered = [requests[index] for index in largest_first]
     groups: list[PlacementGroup] = []
     try:
-        for request in requests:
+        for request in ordered:
             groups.append(_create(request))
-        _wait_until_ready(groups, requests, patience)
+        _wait_until_ready(groups, ordered, patience)
     except BaseException:
         release(groups)
         raise
-    return groups
+    return [group for _, group in sorted(zip(largest_first, groups, strict=True), key=itemgetter(0))]
 
 
 def _create(request: GroupRequest) -> PlacementGroup:
