@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -72,7 +73,7 @@ def test_results_share_no_containers(name: str, touched: bool) -> None:
     result.meta_info["nested"]["new"] = 1
     result.meta_info.get("metrics", {})["loss"] = -1
     result.batch["new"] = torch.zeros(len(result))
-    result.non_tensor_batch["new"] = result.non_tensor_batch.pop("s", None)  # type: ignore[assignment]
+    result.non_tensor_batch["new"] = result.non_tensor_batch.pop("s", np.arange(1))
     assert data.equals(before)
 
 

@@ -55,7 +55,7 @@ __version__ = version("verl-protocol")
 _HOMES = {
     "union_tensor_dict": "tensordict_ops",
 }
-"""Names whose modules are imported when they are first asked for, as they need tensordict or torch.distributed."""
+"""Names whose modules are imported when first asked for: they need tensordict or torch.distributed."""
 
 
 def __getattr__(name: str) -> Any:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -19,20 +18,15 @@ from verl_protocol import (
     columns,
     combining,
     conversion,
-    describing,
     equality,
-    moving,
-    selecting,
 )
-from verl_protocol.batch_rows import BatchRows
+from verl_protocol.batch_columns import BatchColumns
 from verl_protocol.errors import (
     BatchDimsError,
     ColumnTypeError,
     NotBatchesError,
-    UnknownKeyError,
 )
 from verl_protocol.metadata import MergeRule, copy_meta
-from verl_protocol.selecting import Keys
 from verl_protocol.state import BatchField, Columns
 
 if TYPE_CHECKING:
@@ -42,7 +36,7 @@ D = TypeVar("D", bound="DataProto")
 
 
 @dataclass(eq=False, repr=False)
-class DataProto(BatchRows):
+class DataProto(BatchColumns):
     """A batch: tensor columns, non-tensor columns and meta_info, all columns with the same rows.
 
     Slices are views of the storage; index lists, masks and negative steps copy. No result shares its
@@ -201,7 +195,7 @@ class DataProto(BatchRows):
         cls,
         rows: Sequence[Mapping[str, Any]],
         *,
-        ragged: Collection[str] = (),
+        ragged: conversion.Ragged = (),
         fill: Mapping[str, Any] | None = None,
         meta_info: Mapping[str, Any] | None = None,
     ) -> Self:
@@ -211,7 +205,8 @@ class DataProto(BatchRows):
         all rows happen to have one length. Other values are kept as they are.
 
         Args:
-            ragged: keys of tensors that differ in their first dimension.
+            ragged: keys of tensors that differ in their last dimension; or a dict that names the dimension of
+                each, where 1 is a row's first.
             fill: what rows without a key get; None for objects, while tensors need a value here.
 
         >>> data = DataProto.from_rows([{"n": torch.tensor(1), "s": "x"}, {"n": torch.tensor(2)}])
@@ -226,13 +221,7 @@ class DataProto(BatchRows):
         """One dict per row: tensors as views, objects as they are."""
         return conversion.to_rows(self)
 
-    # Looking at a batch
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.non_tensor_batch or key in self._columns()
-
-    def __repr__(self) -> str:
-        return describing.describe(self)
+    # Comparing
 
     def __eq__(self, other: object) -> bool:
         return self.equals(other) if isinstance(other, DataProto) else NotImplemented
@@ -245,45 +234,6 @@ class DataProto(BatchRows):
             return False
         mine = (self._columns(), self.non_tensor_batch, self.meta_info)
         return equality.equal(mine, (other._columns(), other.non_tensor_batch, other.meta_info))
-
-    def tensor(self, key: str) -> torch.Tensor:
-        """The tensor column `key`.
-
-        Raises:
-            UnknownKeyError: there is no such tensor column.
-        """
-        tensors = self._columns()
-        if key not in tensors:
-            raise UnknownKeyError([key], selecting.TENSOR, tensors)
-        return tensors[key]
-
-    def column(self, key: str) -> NDArray[Any]:
-        """The non-tensor column `key`.
-
-        Raises:
-            UnknownKeyError: there is no such non-tensor column.
-        """
-        if key not in self.non_tensor_batch:
-            raise UnknownKeyError([key], selecting.NON_TENSOR, self.non_tensor_batch)
-        return self.non_tensor_batch[key]
-
-    def nbytes(self) -> int:
-        """Bytes of all tensors and arrays, inside objects too; an object that rows share counts once."""
-        from verl_protocol.wire import nbytes_of
-
-        return nbytes_of(self)
-
-    def unique_nbytes(self) -> int:
-        """Bytes of memory behind the batch: as `nbytes`, but columns that share a storage count once."""
-        return describing.storage_nbytes([self._columns(), self.non_tensor_batch, self.meta_info])
-
-    def print_size(self, prefix: str = "") -> None:
-        """Print on one line how much memory tensors and non-tensor columns take."""
-        sys.stdout.write(describing.size_line(self, prefix) + "\n")
-
-    def get_data_info(self) -> str:
-        """All columns and meta_info entries with their types, one a line."""
-        return describing.data_info(self)
 
     # Joining
 
@@ -329,56 +279,6 @@ class DataProto(BatchRows):
         if not isinstance(other, DataProto):
             raise NotBatchesError([type(other).__name__], False)
         return combining.union(self, other)
-
-    # Columns
-
-    def select(
-        self,
-        batch_keys: Keys = None,
-        non_tensor_batch_keys: Keys = None,
-        meta_info_keys: Keys = None,
-        deepcopy: bool = False,
-        *,
-        missing_ok: bool = False,
-    ) -> Self:
-        """A batch of some columns and meta_info keys; None takes all of that kind.
-
-        Args:
-            deepcopy: copy tensors, arrays and meta_info instead of sharing them.
-            missing_ok: leave out unknown keys instead of raising.
-
-        Raises:
-            UnknownKeyError: a key that is not there.
-        """
-        return selecting.select(self, batch_keys, non_tensor_batch_keys, meta_info_keys, deepcopy, missing_ok)
-
-    def pop(
-        self, batch_keys: Keys = None, non_tensor_batch_keys: Keys = None, meta_info_keys: Keys = None
-    ) -> Self:
-        """Take columns and meta_info keys out of this batch and return them as another one.
-
-        Raises:
-            UnknownKeyError: a key that is not there; then nothing is taken.
-        """
-        return selecting.pop(self, batch_keys, non_tensor_batch_keys, meta_info_keys)
-
-    def rename(self, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> Self:
-        """Rename columns of this batch, all at once, and return it; names may be swapped.
-
-        Raises:
-            UnknownKeyError: an old name that is not there.
-            RenameCollisionError: a new name that another column has.
-            KeyListError: not one new name for each old one.
-        """
-        return selecting.rename(self, old_keys, new_keys)
-
-    def to(self, device: torch.device | str | int, *, objects: bool = False) -> Self:
-        """Move this batch to a device and return it; all copies are finished by then.
-
-        Args:
-            objects: move tensors inside object columns too.
-        """
-        return moving.to_device(self, device, objects)
 
     # Copies and files
 

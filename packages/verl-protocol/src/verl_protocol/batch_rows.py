@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self, overload
+from typing import Any, Self, SupportsIndex, TypeAlias, overload
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -15,6 +16,8 @@ from verl_protocol.items import DataProtoItem, item_of
 from verl_protocol.metadata import without_metrics
 from verl_protocol.selecting import Keys
 from verl_protocol.state import BatchState
+
+End: TypeAlias = SupportsIndex | None
 
 
 class BatchRows(BatchState):
@@ -31,7 +34,7 @@ class BatchRows(BatchState):
         return (item_of(self, row) for row in range(self._checked_rows()))
 
     @overload
-    def __getitem__(self, item: int) -> DataProtoItem: ...
+    def __getitem__(self, item: int | np.integer[Any]) -> DataProtoItem: ...
     @overload
     def __getitem__(self, item: IndexLike) -> Self: ...
     def __getitem__(self, item: Any) -> DataProtoItem | Self:
@@ -49,11 +52,16 @@ class BatchRows(BatchState):
         index = normalise_index(idxs, self._row_count())
         return self._map_rows(lambda part: rows.take_all(part, index), len(index))
 
-    def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> Self:
+    def slice(
+        self,
+        start: SupportsIndex | None = None,
+        end: SupportsIndex | None = None,
+        step: SupportsIndex | None = None,
+    ) -> Self:
         """The rows `start` to `end` as views of the storage."""
         return self.select_idxs(slice(start, end, step))
 
-    def chunk(self, chunks: int, uneven: bool = False) -> list[Self]:
+    def chunk(self, chunks: SupportsIndex, uneven: bool = False) -> list[Self]:
         """`chunks` consecutive pieces as views; the metrics stay with the first.
 
         Pieces are equal, unless `uneven` or auto padding allows sizes that differ by one.
@@ -67,7 +75,7 @@ class BatchRows(BatchState):
             raise UnevenChunksError(len(self), count)
         return self._pieces(partition.even_sizes(len(self), count))
 
-    def split(self, split_size: int) -> list[Self]:
+    def split(self, split_size: SupportsIndex) -> list[Self]:
         """Consecutive pieces of `split_size` rows, the last one shorter; the metrics stay with the first.
 
         Raises:
@@ -82,7 +90,9 @@ class BatchRows(BatchState):
             piece.meta_info = without_metrics(piece.meta_info)
         return pieces
 
-    def repeat(self, repeat_times: int = 2, interleave: bool = True, *, copy_objects: bool = False) -> Self:
+    def repeat(
+        self, repeat_times: SupportsIndex = 2, interleave: bool = True, *, copy_objects: bool = False
+    ) -> Self:
         """Every row `repeat_times` times: `a a b b` (interleave) or `a b a b`.
 
         The repeated rows share the objects of object columns, which costs nothing, unless `copy_objects`.
@@ -97,7 +107,7 @@ class BatchRows(BatchState):
         """
         return reshaping.sample_level_repeat(self, repeat_times)
 
-    def unfold_column_chunks(self, n_split: int, split_keys: Keys = None) -> Self:
+    def unfold_column_chunks(self, n_split: SupportsIndex, split_keys: Keys = None) -> Self:
         """Cut the columns `split_keys` into `n_split` rows along dim 1, and repeat the rows of the others.
 
         Raises:
@@ -115,8 +125,8 @@ class BatchRows(BatchState):
 
     def make_iterator(
         self,
-        mini_batch_size: int,
-        epochs: int,
+        mini_batch_size: SupportsIndex,
+        epochs: SupportsIndex,
         seed: int | None = None,
         dataloader_kwargs: Mapping[str, Any] | None = None,
         *,
@@ -137,7 +147,7 @@ class BatchRows(BatchState):
 
     # Padding
 
-    def padding(self, padding_size: int, padding_candidate: str = "") -> None:
+    def padding(self, padding_size: SupportsIndex, padding_candidate: str = "") -> None:
         """Add copies of the last row ("first": of the first row) to this batch itself.
 
         Raises:

@@ -29,7 +29,7 @@ def tensor_columns(tensors: Mapping[str, Any] | None) -> dict[str, torch.Tensor]
         DeviceMixError: tensors on several devices.
     """
     checked = {key: _tensor_column(key, value) for key, value in (tensors or {}).items()}
-    devices = {key: str(column.device) for key, column in checked.items()}
+    devices = {key: str(column.device) for key, column in checked.items() if isinstance(column, torch.Tensor)}
     if len(set(devices.values())) > 1:
         raise DeviceMixError(devices)
     return checked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 DTYPES_KEY = "_array_dtypes"
 """The entry of a TensorDict that names dtype and row shape of array columns which their rows do not tell."""
 
+Ragged: TypeAlias = Collection[str] | Mapping[str, int]
+"""Keys of columns ragged in their last dimension, or the ragged dimension of each (1 is a row's first)."""
+
 _ABSENT = object()
 
 
@@ -50,13 +53,14 @@ def list_of_dict_to_dict_of_list(list_of_dict: Sequence[Mapping[str, Any]]) -> d
 
 
 def columns_from_rows(
-    rows: Sequence[Mapping[str, Any]], ragged: Collection[str], fill: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]], ragged: Ragged, fill: Mapping[str, Any]
 ) -> tuple[dict[str, torch.Tensor], dict[str, NDArray[Any]]]:
     """Tensor and non-tensor columns of a list of dicts; keys are united."""
     keys = dict.fromkeys(key for row in rows for key in row)
     held = {key: [row.get(key, fill.get(key, _ABSENT)) for row in rows] for key in keys}
     is_tensor = {key: any(isinstance(value, torch.Tensor) for value in held[key]) for key in keys}
-    tensors = {key: _tensor_of(key, held[key], key in ragged) for key in keys if is_tensor[key]}
+    dims = ragged if isinstance(ragged, Mapping) else dict.fromkeys(ragged, -1)
+    tensors = {key: _tensor_of(key, held[key], dims.get(key)) for key in keys if is_tensor[key]}
     objects = {key: held[key] for key in keys if not is_tensor[key]}
     arrays = {
         key: column_of([None if value is _ABSENT else value for value in values])
@@ -65,12 +69,12 @@ def columns_from_rows(
     return tensors, arrays
 
 
-def _tensor_of(key: str, values: Sequence[Any], ragged: bool) -> torch.Tensor:
+def _tensor_of(key: str, values: Sequence[Any], dim: int | None) -> torch.Tensor:
     for row, value in enumerate(values):
         if not isinstance(value, torch.Tensor):
             raise MissingValueError(key, row, None if value is _ABSENT else value)
-    if ragged:
-        return jagged_of(values, values[0].ndim)
+    if dim is not None:
+        return jagged_of(values, values[0].ndim if dim == -1 else dim)
     shapes = [tuple(value.shape) for value in values]
     if len(set(shapes)) > 1:
         raise RaggedRowsError(key, shapes)

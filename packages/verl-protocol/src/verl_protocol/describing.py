@@ -14,7 +14,7 @@ from verl_protocol import jagged, nested
 from verl_protocol.errors import short
 
 if TYPE_CHECKING:
-    from verl_protocol.batch import DataProto
+    from verl_protocol.state import BatchState
 
 MOST_LINES = 40
 """A repr shows so many columns and says how many more there are."""
@@ -46,7 +46,7 @@ def _dtype(column: torch.Tensor) -> str:
     return str(column.dtype).removeprefix("torch.")
 
 
-def describe(data: DataProto) -> str:
+def describe(data: BatchState) -> str:
     """A bounded repr: rows, columns with shape, dtype and device, the keys of meta_info."""
     columns = {**data._columns(), **data.non_tensor_batch}
     lines = [f"  {key}: {describe_column(column)}" for key, column in list(columns.items())[:MOST_LINES]]
@@ -57,7 +57,7 @@ def describe(data: DataProto) -> str:
     return "\n".join([f"{type(data).__name__}({rows} row{'' if rows == 1 else 's'}", *lines, meta + ")"])
 
 
-def data_info(data: DataProto) -> str:
+def data_info(data: BatchState) -> str:
     """Every column and every entry of meta_info with its type, one a line."""
     sections = {
         "batch": {key: describe_column(column) for key, column in data._columns().items()},
@@ -81,7 +81,7 @@ def _describe_array(column: NDArray[Any]) -> str:
     return describe_column(column) + (f" of {', '.join(held)}" if held else "")
 
 
-def size_line(data: DataProto, prefix: str) -> str:
+def size_line(data: BatchState, prefix: str) -> str:
     """How much memory tensors and arrays take, on one line."""
     from verl_protocol.wire import nbytes_of
 

@@ -31,7 +31,8 @@ def equal(first: Any, second: Any) -> bool:
 
 def columns_equal(first: Any, second: Any) -> bool:
     """Whether two columns hold the same rows; arrays of objects and of numbers or strings may be compared."""
-    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray) and first.dtype != second.dtype:
+    both = isinstance(first, np.ndarray) and isinstance(second, np.ndarray)
+    if both and (first.dtype == object) != (second.dtype == object):
         return first.shape == second.shape and _equal(first.tolist(), second.tolist(), set())
     return _equal(first, second, set())
 

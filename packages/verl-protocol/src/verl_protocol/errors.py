@@ -34,9 +34,7 @@ class MaskLengthError(IndexError):
     """A boolean mask that has not one entry per row."""
 
     def __init__(self, length: int, num_rows: int) -> None:
-        super().__init__(
-            f"the mask has {length} entries, the batch has {num_rows} rows: it needs one per row"
-        )
+        super().__init__(f"the mask has {length} entries for {num_rows} rows: it needs one per row")
 
 
 class InvalidCountError(ValueError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 import torch
 
@@ -21,8 +21,8 @@ _OPTIONS = {"shuffle": False, "drop_last": None, "generator": None, "num_workers
 
 def make_iterator(
     data: B,
-    mini_batch_size: int,
-    epochs: int,
+    mini_batch_size: SupportsIndex,
+    epochs: SupportsIndex,
     seed: int | None,
     dataloader_kwargs: Mapping[str, Any] | None,
     drop_last: bool | None,
@@ -62,12 +62,13 @@ def _generator(seed: int | None, given: torch.Generator | None) -> torch.Generat
 
 def _in_order(data: B, used: int, size: int, epochs: int) -> Iterator[B]:
     sizes = [min(size, used - start) for start in range(0, used, size)]
+    kept = data if used == len(data) else data.slice(0, used)
     for _ in range(epochs):
-        yield from data._split_rows(sizes) if sizes else ()
+        yield from kept._split_rows(sizes) if sizes else ()
 
 
 def _shuffled(data: B, used: int, size: int, epochs: int, generator: torch.Generator) -> Iterator[B]:
     for _ in range(epochs):
         order = torch.randperm(len(data), generator=generator)[:used]
-        for index in torch.split(order, size):
-            yield data[index]
+        for start in range(0, used, size):
+            yield data[order[start : start + size]]

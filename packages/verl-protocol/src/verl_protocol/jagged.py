@@ -162,11 +162,16 @@ def as_plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_SAME_SIZE[tensor.element_size()])
 
 
+def of_dtype(plain: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The way back from `as_plain`; a view under the same dtype would lose the gradient."""
+    return plain if plain.dtype == dtype else plain.view(dtype)
+
+
 def gather(tensor: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     """`index_select` for tensors of any dtype."""
-    return as_plain(tensor).index_select(dim, index.to(tensor.device)).view(tensor.dtype)
+    return of_dtype(as_plain(tensor).index_select(dim, index.to(tensor.device)), tensor.dtype)
 
 
 def concat_dense(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
     """`torch.cat` for tensors of any one dtype."""
-    return torch.cat([as_plain(tensor) for tensor in tensors], dim).view(tensors[0].dtype)
+    return of_dtype(torch.cat([as_plain(tensor) for tensor in tensors], dim), tensors[0].dtype)

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from verl_protocol import nested
 
 if TYPE_CHECKING:
-    from verl_protocol.batch import DataProto
+    from verl_protocol.state import BatchState
 
-D = TypeVar("D", bound="DataProto")
+S = TypeVar("S", bound="BatchState")
 
 
-def to_device(data: D, device: torch.device | str | int, objects: bool) -> D:
+def to_device(data: S, device: torch.device | str | int, objects: bool) -> S:
     """Move the columns of `data` itself; with `objects` the tensors inside object columns as well.
 
     Copies are finished when this returns: nothing is copied in the background.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, SupportsIndex, TypeVar
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ class DataProtoConfig(metaclass=_DataProtoConfigMeta):
 
 
 def pad_dataproto_to_divisor(
-    data: D, size_divisor: int, policy: PadPolicy = "repeat", mask_key: str | None = None
+    data: D, size_divisor: SupportsIndex, policy: PadPolicy = "repeat", mask_key: str | None = None
 ) -> tuple[D, int]:
     """A batch whose number of rows is a multiple of `size_divisor`, and how many rows were added at its end.
 
@@ -84,7 +84,7 @@ def pad_dataproto_to_divisor(
     return padded, len(padded) - len(data)
 
 
-def pad_rows(data: B, pad_size: int, policy: PadPolicy = "repeat") -> B:
+def pad_rows(data: B, pad_size: SupportsIndex, policy: PadPolicy = "repeat") -> B:
     """A batch with `pad_size` more rows at its end, marked in its `pad_mask`."""
     if policy not in ("repeat", "last", "zeros"):
         raise PadPolicyError(policy)
@@ -120,14 +120,14 @@ def zero_rows(column: Any, num_rows: int) -> Any:
         return jagged.build_jagged(empty, parts.offsets.new_zeros(num_rows + 1), parts.dim)
     if isinstance(column, torch.Tensor):
         plain = jagged.as_plain(column)
-        return plain.new_zeros((num_rows, *plain.shape[1:])).view(column.dtype)
+        return jagged.of_dtype(plain.new_zeros((num_rows, *plain.shape[1:])), column.dtype)
     if isinstance(column, np.ndarray):
         shape = (num_rows, *column.shape[1:])
         return np.full(shape, None) if column.dtype == object else np.zeros(shape, column.dtype)
     return nested.map_rows(column, num_rows, lambda part: zero_rows(part, num_rows))
 
 
-def unpad_dataproto(data: B, pad_size: int) -> B:
+def unpad_dataproto(data: B, pad_size: SupportsIndex) -> B:
     """The batch without its last `pad_size` rows.
 
     Raises:
@@ -143,7 +143,7 @@ def unpad_dataproto(data: B, pad_size: int) -> B:
     return unpadded
 
 
-def pad_in_place(data: BatchRows, padding_size: int, padding_candidate: str) -> None:
+def pad_in_place(data: BatchRows, padding_size: SupportsIndex, padding_candidate: str) -> None:
     """Add copies of the first or the last row to `data` itself."""
     padding_size, count = rows.whole_number("padding_size", padding_size, 0), len(data)
     if not padding_size:

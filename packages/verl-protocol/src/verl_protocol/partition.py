@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -17,14 +17,15 @@ from verl_protocol.errors import UnequalPartsError, WeightsError
 from verl_protocol.rows import whole_number
 
 
-def even_sizes(num_rows: int, num_parts: int) -> list[int]:
+def even_sizes(num_rows: int, num_parts: SupportsIndex) -> list[int]:
     """Sizes of `num_parts` consecutive parts that differ by at most one, larger ones first.
 
     >>> even_sizes(5, 4)
     [2, 1, 1, 1]
     """
-    least, larger = divmod(num_rows, whole_number("num_parts", num_parts, 1))
-    return [least + 1] * larger + [least] * (num_parts - larger)
+    parts = whole_number("num_parts", num_parts, 1)
+    least, larger = divmod(num_rows, parts)
+    return [least + 1] * larger + [least] * (parts - larger)
 
 
 def boundaries(sizes: Sequence[int]) -> list[int]:
@@ -61,7 +62,7 @@ class Partition:
         return tuple(len(part) for part in self.parts)
 
 
-def balanced_partition(weights: Any, num_parts: int, equal_size: bool = False) -> Partition:
+def balanced_partition(weights: Any, num_parts: SupportsIndex, equal_size: bool = False) -> Partition:
     """Rows spread over parts so that the parts' weights add up to nearly the same (Karmarkar-Karp).
 
     Inside a part rows keep their order. With `equal_size` all parts have the same number of rows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 B = TypeVar("B", bound="BatchRows")
 
 
-def repeat(data: B, times: int, interleave: bool, copy_objects: bool) -> B:
+def repeat(data: B, times: SupportsIndex, interleave: bool, copy_objects: bool) -> B:
     """Every row `times` times."""
     times = rows.whole_number("repeat_times", times, 0)
     count = data._row_count() * times
@@ -50,7 +50,7 @@ def sample_level_repeat(data: B, repeat_times: Any) -> B:
     return data._map_rows(lambda columns: rows.take_all(columns, index), len(index))
 
 
-def unfold_column_chunks(data: B, n_split: int, split_keys: Keys) -> B:
+def unfold_column_chunks(data: B, n_split: SupportsIndex, split_keys: Keys) -> B:
     """Cut the columns `split_keys` into `n_split` pieces along dim 1, one row each; repeat the others."""
     n_split, count = rows.whole_number("n_split", n_split, 1), data._row_count()
     split = key_list(split_keys)
@@ -93,7 +93,7 @@ def _stacked(key: str, column: Any) -> Any:
     return stacked
 
 
-def fold_batch_dim(data: B, new_batch_size: int) -> B:
+def fold_batch_dim(data: B, new_batch_size: SupportsIndex) -> B:
     """Group the rows of `data` into `new_batch_size` rows: shape (n, ...) becomes (new, n // new, ...).
 
     Raises:
@@ -111,13 +111,15 @@ def fold_batch_dim(data: B, new_batch_size: int) -> B:
     return _reshape_rows(data, new, lambda key, column: (new, count // new, *column.shape[1:]))
 
 
-def unfold_batch_dim(data: B, batch_dims: int = 2) -> B:
+def unfold_batch_dim(data: B, batch_dims: SupportsIndex = 2) -> B:
     """Make one dimension of rows out of the first `batch_dims`: shape (n, k, ...) becomes (n * k, ...).
 
     Raises:
         FoldError: a column has fewer dimensions, or columns differ in them.
     """
     dims = rows.whole_number("batch_dims", batch_dims, 1)
+    if dims == 1:
+        return data.slice()
     shapes = {key: tuple(column.shape[:dims]) for key, column in _all_columns(data).items()}
     for key, shape in shapes.items():
         if len(shape) < dims or shape != next(iter(shapes.values())):

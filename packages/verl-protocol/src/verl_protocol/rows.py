@@ -158,7 +158,7 @@ def _repeat_dense(column: torch.Tensor, times: int, interleave: bool) -> torch.T
     spread = spread.expand(rows, times, *width) if interleave else spread.expand(times, rows, *width)
     copied = spread.reshape(rows * times, *width)
     # With times = 1 the reshape is a view; a repeated batch must not share storage with its source.
-    return (copied.clone() if times == 1 else copied).view(column.dtype)
+    return jagged.of_dtype(copied.clone() if times == 1 else copied, column.dtype)
 
 
 def concat(columns: Sequence[C]) -> C:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from verl_protocol.errors import KeyListError, RenameCollisionError, UnknownKeyError
 
 if TYPE_CHECKING:
-    from verl_protocol.batch import DataProto
+    from verl_protocol.state import BatchState
 
-D = TypeVar("D", bound="DataProto")
+S = TypeVar("S", bound="BatchState")
 
 Keys: TypeAlias = "str | Iterable[str] | None"
 """One key, several keys, or None."""
@@ -39,7 +39,7 @@ def pick(source: Mapping[str, Any], keys: Keys, kind: str, missing_ok: bool = Fa
     return {key: source[key] for key in wanted if key in source}
 
 
-def select(data: D, batch: Keys, non_tensors: Keys, meta: Keys, deepcopy: bool, missing_ok: bool) -> D:
+def select(data: S, batch: Keys, non_tensors: Keys, meta: Keys, deepcopy: bool, missing_ok: bool) -> S:
     """A batch of some of the columns; None stands for all."""
     sources = (data._columns(), data.non_tensor_batch, data.meta_info)
     wanted = zip(sources, (batch, non_tensors, meta), (TENSOR, NON_TENSOR, META), strict=True)
@@ -51,7 +51,7 @@ def select(data: D, batch: Keys, non_tensors: Keys, meta: Keys, deepcopy: bool, 
     return copy.deepcopy(chosen) if deepcopy else chosen
 
 
-def pop(data: D, batch: Keys, non_tensors: Keys, meta: Keys) -> D:
+def pop(data: S, batch: Keys, non_tensors: Keys, meta: Keys) -> S:
     """Take the named columns out of `data` and return them as a batch of their own."""
     tensors = pick(data._columns(), batch, TENSOR)
     arrays = pick(data.non_tensor_batch, non_tensors, NON_TENSOR)
@@ -68,7 +68,7 @@ def _without(source: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, A
     return {key: value for key, value in source.items() if key not in taken}
 
 
-def rename(data: D, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> D:
+def rename(data: S, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> S:
     """Rename columns of either kind, all at once, so that names may be swapped."""
     old, new = key_list(old_keys), [new_keys] if isinstance(new_keys, str) else list(new_keys)
     if len(old) != len(new) or len(set(new)) != len(new):

@@ -1,0 +1,63 @@
+"""What the package exports, what importing it costs, and that its examples run."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+import verl_protocol
+
+MODULES = sorted(info.name for info in pkgutil.iter_modules(verl_protocol.__path__))
+
+
+def loaded_after(program: str) -> set[str]:
+    """The modules that a new interpreter has loaded after running `program`."""
+    code = f"{program}\nimport sys\nprint(*sys.modules, sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_loads_nothing_heavy_and_no_ray() -> None:
+    heavy = {"tensordict", "ray", "torch._dynamo", "matplotlib", "rich"}
+    assert loaded_after("import verl_protocol") & heavy == set()
+
+
+def test_working_with_a_batch_needs_no_tensordict_until_batch_is_read() -> None:
+    program = """
+import pickle, torch
+from verl_protocol import DataProto, pad_dataproto_to_divisor
+data = DataProto.from_dict({"a": torch.arange(4)}, {"s": list("abcd")}, {"k": 1})
+data = pickle.loads(pickle.dumps(DataProto.concat(data.chunk(2)).repeat(2)))
+data, _ = pad_dataproto_to_divisor(data[[0, 1, 2]].union(DataProto.from_dict({"b": torch.zeros(3)})), 4)
+assert data.tensor("a").tolist() == [0, 0, 1, 0] and data[0].non_tensor_batch["s"] == "a"
+assert list(data.make_iterator(2, 1)) and repr(data) and data.equals(data.select())
+"""
+    assert "tensordict" not in loaded_after(program)
+    assert "tensordict" in loaded_after(program + "\ndata.batch")
+
+
+def test_every_exported_name_exists_and_is_documented() -> None:
+    assert list(verl_protocol.__all__) == sorted(verl_protocol.__all__)
+    for name in verl_protocol.__all__:
+        value = getattr(verl_protocol, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            assert value.__doc__, name
+        assert name in dir(verl_protocol)
+    with pytest.raises(AttributeError, match="has no attribute 'nope'"):
+        verl_protocol.nope  # noqa: B018
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_run(name: str) -> None:
+    module = importlib.import_module(f"verl_protocol.{name}")
+    names = {"torch": importlib.import_module("torch"), "np": importlib.import_module("numpy")}
+    exported = {name: getattr(verl_protocol, name) for name in verl_protocol.__all__}
+    result = doctest.testmod(
+        module, extraglobs={**exported, **names}, optionflags=doctest.NORMALIZE_WHITESPACE
+    )
+    assert result.failed == 0
