@@ -1,0 +1,39 @@
+"""What a run shows while it goes: a live line on a terminal, now and then a line elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from verl_examples.driver import StepReport
+
+
+def console() -> Console:
+    """Progress goes to stderr, so that stdout holds the result alone."""
+    return Console(stderr=True, highlight=False)
+
+
+def shown(
+    reports: Iterable[StepReport], num_steps: int, accuracy: float, screen: Console
+) -> Iterator[StepReport]:
+    """Pass reports on while showing them; `accuracy` is what held-out questions gave before the first step."""
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task(f"step 0/{num_steps}  accuracy {accuracy:.3f}", total=num_steps)
+        for report in reports:
+            measured = report.accuracy is not None
+            accuracy = accuracy if report.accuracy is None else report.accuracy
+            line = _line(report, num_steps, accuracy)
+            bar.update(task, completed=report.step, description=line)
+            if measured:
+                bar.console.print(line)
+            yield report
+
+
+def _line(report: StepReport, num_steps: int, accuracy: float) -> str:
+    return (
+        f"step {report.step:>4}/{num_steps}  reward {report.reward:.3f}  accuracy {accuracy:.3f}"
+        f"  KL {report.kl:.4f}  {report.samples_per_s:6.0f} samples/s"
+    )

@@ -1,0 +1,61 @@
+"""What a run leaves behind: `metrics.jsonl`, `checkpoint.pt` and `learning.png`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor
+
+from verl_examples.driver import StepReport
+from verl_examples.model import ModelConfig
+from verl_examples.tokenizer import CharTokenizer
+
+
+def metrics_record(report: StepReport) -> dict[str, Any]:
+    """One line of `metrics.jsonl`: everything but `samples_per_s` is the same for the same seed and workers."""
+    record = asdict(report)
+    return record | record.pop("losses")
+
+
+def write_record(file: TextIO, record: dict[str, Any]) -> None:
+    """Append a line at once, so that a stopped run keeps what it learnt."""
+    file.write(json.dumps(record) + "\n")
+    file.flush()
+
+
+def save_checkpoint(
+    path: Path, model: ModelConfig, tokenizer: CharTokenizer, weights: dict[str, dict[str, Tensor]]
+) -> None:
+    """Write sizes, alphabet and the weights of each role; `torch.load(path)` reads it without running code."""
+    content = {"model": asdict(model), "alphabet": tokenizer.alphabet, "weights": weights}
+    unfinished = path.with_suffix(".tmp")
+    torch.save(content, unfinished)
+    os.replace(unfinished, path)
+
+
+def plot_learning(path: Path, reports: Sequence[StepReport], accuracy_before: float, title: str) -> None:
+    """Draw mean reward and held-out accuracy over the steps."""
+    # Only the end of a run needs it, and it takes a second to import.
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    measured = [(0, accuracy_before)] + [(r.step, r.accuracy) for r in reports if r.accuracy is not None]
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    axes.plot([r.step for r in reports], [r.reward for r in reports], color="tab:blue", alpha=0.35, linewidth=1,
+              label="mean reward of the sampled answers")  # fmt: skip
+    axes.plot(*zip(*measured, strict=True), color="tab:orange", marker="o", markersize=3,
+              label="accuracy on held-out questions")  # fmt: skip
+    axes.set(xlabel="step", ylabel="share of right answers", ylim=(0, 1.02), title=title)
+    axes.set_xlim(0, max(1, len(reports)))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
