@@ -1,0 +1,114 @@
+"""Tensors and TensorDicts as plain values and bytes, for transports that take nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from verl_protocol.jagged import is_jagged, jagged_parts
+from verl_protocol.nested import is_tensordict, rows_of
+from verl_protocol.tensordict_batch import is_data, is_stack, set_data, set_stack
+from verl_protocol.wire_buffer import as_tensor, incoming, tensor_bytes
+from verl_protocol.wire_tensor import dtype_name, dtype_named, is_dense, restore_jagged
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = [
+    "deserialize_single_tensor",
+    "deserialize_tensordict",
+    "serialize_single_tensor",
+    "serialize_tensordict",
+]
+
+SerializedTensor = tuple[str, tuple[int, ...], memoryview]
+"""dtype, shape and data."""
+
+
+class NotSerializableError(TypeError):
+    """A value that dtype, shape and data do not describe."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__(
+            f"only dense tensors can be serialized as dtype, shape and data, got {type(value).__name__}; "
+            "use serialize_tensordict for jagged ones, or pickle"
+        )
+
+
+def serialize_single_tensor(t: torch.Tensor) -> SerializedTensor:
+    """`(dtype, shape, data)` of a dense tensor of any dtype; the data is a view of a contiguous CPU tensor.
+
+    Raises:
+        NotSerializableError: no dense tensor.
+
+    >>> dtype, shape, data = serialize_single_tensor(torch.zeros(2, 3, dtype=torch.bfloat16))
+    >>> dtype, shape, len(data)
+    ('bfloat16', (2, 3), 12)
+    """
+    given: Any = t
+    if not isinstance(given, torch.Tensor) or not is_dense(given) or given.is_meta:
+        raise NotSerializableError(given)
+    return dtype_name(given.dtype), tuple(given.shape), tensor_bytes(given).data
+
+
+def deserialize_single_tensor(serialized: tuple[str, Any, Any]) -> torch.Tensor:
+    """The tensor of `(dtype, shape, data)`, on the CPU, with memory of its own.
+
+    Raises:
+        UnknownDtypeError: this release of torch has no such dtype.
+    """
+    name, shape, data = serialized
+    dtype = dtype_named(str(name).removeprefix("torch."))
+    if not len(data):
+        return torch.empty(tuple(shape), dtype=dtype)
+    return as_tensor(np.array(incoming(data)), dtype, tuple(shape))
+
+
+def serialize_tensordict(td: TensorDict) -> tuple[tuple[int, ...], str | None, dict[str, tuple[str, Any]]]:
+    """`(batch_size, device, items)` of a TensorDict; each item is the name of its form and its content."""
+    device = None if td.device is None else str(td.device)
+    return tuple(td.batch_size), device, {key: _serialize(entry) for key, entry in td.items()}
+
+
+def _serialize(entry: Any) -> tuple[str, Any]:
+    if is_jagged(entry):
+        values, offsets, lengths, dim = jagged_parts(entry)
+        parts = (values, offsets) if lengths is None else (values, offsets, lengths)
+        return "jagged", ([serialize_single_tensor(part) for part in parts], dim)
+    if isinstance(entry, torch.Tensor):
+        return "tensor", serialize_single_tensor(entry)
+    if is_stack(entry):
+        return "stack", rows_of(entry)
+    if is_data(entry):
+        return "data", entry.data
+    if is_tensordict(entry):
+        return "tensordict", serialize_tensordict(entry)
+    raise NotSerializableError(entry)
+
+
+def deserialize_tensordict(serialized: tuple[Any, Any, dict[str, Any]]) -> TensorDict:
+    """The TensorDict of `(batch_size, device, items)`; on the CPU, if it was on a device."""
+    from tensordict import TensorDict
+
+    batch_size, device, items = serialized
+    made = TensorDict({}, batch_size=tuple(batch_size), device=None if device is None else "cpu")
+    for key, (form, content) in items.items():
+        _set_item(made, key, form, content)
+    return made
+
+
+def _set_item(tensordict: TensorDict, key: str, form: str, content: Any) -> None:
+    if form == "stack":
+        set_stack(tensordict, key, content)
+    elif form == "data":
+        set_data(tensordict, key, content)
+    elif form == "tensordict":
+        tensordict.set(key, deserialize_tensordict(content))
+    elif form == "tensor":
+        tensordict.set(key, deserialize_single_tensor(content))
+    else:
+        parts, dim = content
+        values, offsets, *lengths = [deserialize_single_tensor(part) for part in parts]
+        tensordict.set(key, restore_jagged(values, offsets, lengths[0] if lengths else None, dim, None, None))

@@ -1,0 +1,491 @@
+"""Operations on a plain TensorDict: the same answers as DataProto gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+from verl_protocol import errors
+from verl_protocol import tensordict_ops as ops
+from verl_protocol.batch import DataProto
+from verl_protocol.batch_data import BatchData, NotABatchError
+from verl_protocol.jagged import ragged_dim
+from verl_protocol.nested_tensors import RaggedDimError
+from verl_protocol.tensordict_batch import NotATensorDictError
+
+
+def jagged(lengths: list[int], start: float = 0.0) -> torch.Tensor:
+    values = torch.arange(start, start + sum(lengths))
+    return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, *lengths]).cumsum(0))
+
+
+def rows_of(tensor: torch.Tensor) -> list[Any]:
+    return [row.tolist() for row in tensor.unbind()]
+
+
+def make(num_rows: int, **meta: Any) -> TensorDict:
+    columns = {
+        "a": torch.arange(num_rows),
+        "s": [f"s{row}" for row in range(num_rows)],
+        "o": [[1, 2]] * num_rows,
+    }
+    return ops.get_tensordict({**columns, "j": jagged([2] * num_rows)} if num_rows else columns, meta)
+
+
+def proto(data: TensorDict) -> DataProto:
+    return DataProto.from_tensordict(data)
+
+
+def same(one: TensorDict, other: DataProto | TensorDict) -> bool:
+    return proto(one).equals(other if isinstance(other, DataProto) else proto(other))
+
+
+# Entries
+
+
+def test_get_tensordict_takes_columns_and_data() -> None:
+    columns = {"a": torch.zeros(2, 3), "s": ["x", "y"], "n": np.arange(2), "l": [[1, 2], [3, 4]]}
+    others = {"step": 1, "list": [1, 2, 3], "none": None}
+    data = ops.get_tensordict(columns, others)
+    assert data.batch_size == (2,)
+    assert [ops.get(data, key) for key in ("s", "n", "l")] == [["x", "y"], [0, 1], [[1, 2], [3, 4]]]
+    assert {key: ops.get(data, key) for key in others} == others
+    assert columns["s"] == ["x", "y"]
+
+
+def test_get_tensordict_of_data_only_has_no_rows() -> None:
+    data = ops.get_tensordict({}, {"metrics": {"loss": 1.0}})
+    assert data.batch_size == ()
+    assert ops.get(data, "metrics") == {"loss": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("columns", "others", "error"),
+    [
+        ({"a": torch.zeros(2), "b": torch.zeros(3)}, {}, errors.RowCountError),
+        ({"a": torch.zeros(2), "s": ["x"]}, {}, errors.RowCountError),
+        ({"a": torch.zeros(2)}, {"a": 1}, errors.KeyCollisionError),
+        ({"s": "xy"}, {}, errors.ColumnTypeError),
+        ({"s": 5}, {}, errors.ColumnTypeError),
+        ({"a": torch.tensor(1.0)}, {}, errors.ScalarColumnError),
+    ],
+)
+def test_get_tensordict_names_what_does_not_fit(
+    columns: dict[str, Any], others: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=r"a|s"):
+        ops.get_tensordict(columns, others)
+
+
+def test_get_reads_every_kind_of_entry() -> None:
+    data = make(2, k={"x": 1})
+    assert ops.get(data, "a").tolist() == [0, 1]
+    assert ops.get(data, "s") == ["s0", "s1"]
+    assert ops.get(data, "k") == {"x": 1}
+    assert ops.get(data, "nope") is None
+    assert ops.get(data, "nope", 5) == ops.get_non_tensor_data(data, "nope", 5) == 5
+    assert ops.get_non_tensor_data(data, "k", None) == {"x": 1}
+
+
+def test_unwrap_gives_the_value() -> None:
+    assert ops.unwrap_non_tensor_data(NonTensorData(3)) == 3
+    assert ops.unwrap_non_tensor_data(NonTensorStack("a", "b")) == ["a", "b"]
+    assert ops.unwrap_non_tensor_data("plain") == "plain"
+    tensor = torch.ones(2, requires_grad=True)
+    assert ops.unwrap_non_tensor_data(tensor) is tensor
+
+
+def test_pop_takes_the_entry_out() -> None:
+    data = make(2, k=1)
+    assert [ops.pop(data, "s"), ops.pop(data, "k"), ops.pop(data, "k", "gone")] == [["s0", "s1"], 1, "gone"]
+    assert set(data.keys()) == {"a", "o", "j"}
+
+
+def test_get_keys_and_pop_keys_give_a_tensordict() -> None:
+    data = make(2, k=1)
+    got = ops.get_keys(data, ["s", "k"])
+    assert (ops.get(got, "s"), ops.get(got, "k"), got.batch_size) == (["s0", "s1"], 1, (2,))
+    popped = ops.pop_keys(data, ["a", "s"])
+    assert set(popped.keys()) == {"a", "s"}
+    assert set(data.keys()) == {"o", "j", "k"}
+
+
+def test_unknown_keys_are_named_and_nothing_is_taken() -> None:
+    data = make(2)
+    for function in (ops.get_keys, ops.pop_keys):
+        with pytest.raises(KeyError, match="'nope'"):
+            function(data, ["a", "nope"])
+    assert "a" in set(data.keys())
+    assert set(ops.get_keys(data, "a").keys()) == {"a"}
+
+
+def test_assigning_lists_and_values() -> None:
+    data = make(2)
+    assert ops.assign_non_tensor(data, names=["x", "x"], config={"lr": [1]}, flag=None) is data
+    assert ops.get(data, "names") == ["x", "x"]
+    assert ops.get(data, "config") == {"lr": [1]}
+    assert isinstance(data.get("names"), NonTensorStack)
+    ops.assign_non_tensor_data(data, "names", [1, 2])
+    assert isinstance(data.get("names"), NonTensorData)
+    ops.assign_non_tensor_stack(data, "names", [[1, 2], [3, 4]])
+    assert ops.get(data[1:], "names") == [[3, 4]]
+
+
+@pytest.mark.parametrize(("value", "error"), [(["x"], errors.RowCountError), ("xy", errors.ColumnTypeError)])
+def test_a_stack_needs_one_entry_per_row(value: Any, error: type[Exception]) -> None:
+    data = make(2)
+    with pytest.raises(error, match="names"):
+        ops.assign_non_tensor_stack(data, "names", value)
+    assert "names" not in set(data.keys())
+
+
+# Rows
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 4])
+def test_concat_of_chunks_is_the_same(num_rows: int) -> None:
+    data = make(num_rows, k=1)
+    ops.assert_tensordict_eq(ops.concat_tensordict(ops.chunk_tensordict(data, num_rows)), data)
+
+
+def test_equal_entries_stay_a_column() -> None:
+    data = ops.get_tensordict({"a": torch.zeros(4), "s": ["a", "a", "b", "c"]})
+    for parts in (ops.chunk_tensordict(data, 2), [data[:2], data[2:]], ops.chunk_tensordict(data, 4)):
+        whole = ops.concat_tensordict(parts)
+        assert ops.get(whole, "s") == ["a", "a", "b", "c"]
+        assert isinstance(whole.get("s"), NonTensorStack)
+        assert proto(whole).non_tensor_batch["s"].tolist() == ["a", "a", "b", "c"]
+
+
+def test_data_that_collapsed_in_one_part_is_a_column_again() -> None:
+    one = TensorDict({"a": torch.zeros(2), "s": NonTensorData("x", batch_size=[2])}, [2])
+    two = TensorDict({"a": torch.zeros(2), "s": NonTensorStack("y", "z")}, [2])
+    assert ops.get(ops.concat_tensordict([one, two]), "s") == ["x", "x", "y", "z"]
+
+
+def test_concat_keeps_the_first_part_s_entries_without_rows() -> None:
+    whole = ops.concat_tensordict([make(1, k=7, metrics={"loss": 1.0}), make(1, k=8)])
+    assert (ops.get(whole, "k"), ops.get(whole, "metrics")) == (7, {"loss": 1.0})
+
+
+def test_parts_without_rows_keep_all_metrics() -> None:
+    parts = [ops.get_tensordict({}, {"k": rank, "metrics": {"loss": float(rank)}}) for rank in range(2)]
+    for function in (ops.concat_tensordict, ops.concat_tensordict_with_none_bsz):
+        whole = function(parts)
+        assert whole.batch_size == ()
+        assert (ops.get(whole, "k"), ops.get(whole, "metrics")) == (0, {"loss": [0.0, 1.0]})
+    alone = ops.concat_tensordict_with_none_bsz(parts[:1])
+    assert ops.get(alone, "metrics") == {"loss": 0.0}
+
+
+def test_concat_checks_all_parts_first() -> None:
+    with pytest.raises(errors.NothingToConcatError):
+        ops.concat_tensordict([])
+    with pytest.raises(errors.MissingColumnsError, match="b"):
+        ops.concat_tensordict([make(1), ops.get_tensordict({"b": torch.zeros(1)})])
+    with pytest.raises(NotATensorDictError, match=r"data\[1\] must be a TensorDict, got DataProto"):
+        ops.concat_tensordict([make(1), proto(make(1))])  # type: ignore[list-item]
+
+
+def test_chunks_are_writable_and_their_own() -> None:
+    data = make(4, k={"x": 1}).lock_()
+    first, second = ops.chunk_tensordict(data, 2)
+    first["new"] = torch.zeros(2)
+    ops.get(first, "k")["x"] = 5
+    assert "new" not in set(second.keys())
+    assert ops.get(second, "k") == ops.get(data, "k") == {"x": 1}
+    assert first["a"].data_ptr() == data["a"].data_ptr()
+
+
+def test_uneven_chunks_are_asked_for() -> None:
+    data = make(2)
+    with pytest.raises(errors.UnevenChunksError, match=r"2 rows .* 4 equal chunks"):
+        ops.chunk_tensordict(data, 4)
+    assert [piece.batch_size[0] for piece in ops.chunk_tensordict(data, 4, uneven=True)] == [1, 1, 0, 0]
+    for wrong in (0, -1):
+        with pytest.raises(errors.InvalidCountError, match="chunks"):
+            ops.chunk_tensordict(data, wrong)
+
+
+def test_metrics_stay_with_the_first_chunk() -> None:
+    pieces = ops.chunk_tensordict(make(2, metrics={"loss": 1.0}), 2)
+    assert [ops.get(piece, "metrics") for piece in pieces] == [{"loss": 1.0}, None]
+
+
+def test_chunks_of_data_without_rows() -> None:
+    pieces = ops.chunk_tensordict(ops.get_tensordict({}, {"k": 1}), 2)
+    assert [(piece.batch_size, ops.get(piece, "k")) for piece in pieces] == [((), 1), ((), 1)]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        [2, 0],
+        (1, 1),
+        range(2, -1, -1),
+        np.array([0, 2]),
+        torch.tensor([True, False, True]),
+        slice(1, None),
+        [],
+    ],
+    ids=str,
+)
+def test_index_select_is_that_of_a_batch(index: Any) -> None:
+    data = make(3, k=1)
+    assert same(ops.index_select_tensor_dict(data, index), proto(data)[index])
+
+
+def test_wrong_indices_are_named() -> None:
+    with pytest.raises(IndexError, match="row 3"):
+        ops.index_select_tensor_dict(make(3), [3])
+
+
+def test_union_adds_to_the_first() -> None:
+    data = make(2, k=1)
+    other = ops.get_tensordict({"b": torch.ones(2), "t": ["x", "y"], "s": ["s0", "s1"]}, {"m": [1]})
+    assert ops.union_tensor_dict(data, other) is data
+    assert (ops.get(data, "t"), ops.get(data, "m"), data["b"].sum()) == (["x", "y"], [1], 2)
+
+
+def test_union_onto_a_locked_one_gives_another() -> None:
+    locked = make(2).lock_()
+    united = ops.union_tensor_dict(locked, ops.get_tensordict({"b": torch.ones(2)}))
+    united["c"] = torch.zeros(2)
+    assert "b" in set(united.keys())
+    assert "b" not in set(locked.keys())
+
+
+@pytest.mark.parametrize(
+    ("other", "error"),
+    [
+        (ops.get_tensordict({"new": torch.zeros(4)}), errors.UnionRowsError),
+        (ops.get_tensordict({"new": torch.zeros(2), "a": torch.tensor([0, 5])}), errors.UnionValueError),
+        (ops.get_tensordict({"new": torch.zeros(2), "s": ["s0", "other"]}), errors.UnionValueError),
+        (ops.get_tensordict({"new": torch.zeros(2)}, {"k": 2}), errors.MetaConflictError),
+    ],
+)
+def test_union_of_what_differs_adds_nothing(other: TensorDict, error: type[Exception]) -> None:
+    data = make(2, k=1)
+    with pytest.raises(error):
+        ops.union_tensor_dict(data, other)
+    ops.assert_tensordict_eq(data, make(2, k=1))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.tensor([1.0, float("nan")]), jagged([3, 5]), [{"p": np.zeros(3)}, {"p": torch.ones(3)}]],
+    ids=str,
+)
+def test_union_with_an_equal_entry_is_fine(value: Any) -> None:
+    data = ops.get_tensordict({"v": value})
+    again = ops.get_tensordict({"v": value.clone() if isinstance(value, torch.Tensor) else list(value)})
+    assert set(ops.union_tensor_dict(data, again).keys()) == {"v"}
+
+
+def test_iterator_is_that_of_a_batch() -> None:
+    data = make(4, k=1)
+    got = [ops.get(piece, "s") for piece in ops.make_iterator(data, 2, 2)]
+    assert got == [["s0", "s1"], ["s2", "s3"]] * 2
+    shuffled: dict[str, Any] = {"seed": 3, "dataloader_kwargs": {"shuffle": True}}
+    ours = [piece["a"].tolist() for piece in ops.make_iterator(data, 2, 2, **shuffled)]
+    theirs = [piece.batch["a"].tolist() for piece in proto(data).make_iterator(2, 2, **shuffled)]
+    assert ours == theirs
+    with pytest.raises(errors.UnevenMiniBatchError):
+        ops.make_iterator(data, 3, 1)
+    assert [len(piece) for piece in ops.make_iterator(data, 3, 1, drop_last=False)] == [3, 1]
+
+
+@pytest.mark.parametrize(("num_rows", "divisor", "expected"), [(3, 4, 1), (3, 8, 5), (4, 4, 0), (0, 4, 0)])
+def test_padding_is_known_and_undone(num_rows: int, divisor: int, expected: int) -> None:
+    data = make(num_rows, metrics={"loss": 1.0})
+    padded, pad_size = ops.pad_to_divisor(data, divisor)
+    assert pad_size == expected
+    assert padded["a"].tolist() == [row % max(num_rows, 1) for row in range(num_rows + expected)]
+    assert ops.get(padded, "metrics") == {"loss": 1.0}
+    assert ops.get(padded, "s")[:num_rows] == ops.get(data, "s")
+    ops.assert_tensordict_eq(ops.unpad(padded, pad_size), data)
+    assert data.batch_size == (num_rows,)
+
+
+def test_contiguous_makes_every_tensor_so() -> None:
+    inner = TensorDict({"t": torch.arange(6).view(2, 3).t()}, [3])
+    data = TensorDict({"t": torch.arange(6).view(2, 3).t(), "n": inner, "s": NonTensorStack(*"abc")}, [3])
+    got = ops.contiguous(data)
+    assert got["t"].is_contiguous()
+    assert got["n", "t"].is_contiguous()
+    ops.assert_tensordict_eq(got, data)
+
+
+def test_rows_become_columns_by_a_fixed_rule() -> None:
+    one = ops.list_of_dict_to_tensordict(
+        [{"x": torch.arange(3), "r": torch.tensor(1.0), "s": "a", "n": np.int64(3)}]
+    )
+    two = ops.list_of_dict_to_tensordict([{"x": torch.arange(3)}, {"x": torch.arange(4)}])
+    assert (one["x"].is_nested, two["x"].is_nested, one["r"].is_nested) == (True, True, False)
+    assert rows_of(two["x"]) == [[0, 1, 2], [0, 1, 2, 3]]
+    assert (ops.get(one, "s"), ops.get(one, "n")) == (["a"], [3])
+    dense = ops.list_of_dict_to_tensordict([{"x": torch.arange(3)}] * 2, ragged=())
+    assert dense["x"].shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "error"),
+    [
+        ([], {}, errors.NothingToConcatError),
+        ([{"x": 1}, {"y": 1}], {}, errors.UnlikeDictsError),
+        ([{"x": torch.zeros(1)}, {"x": None}], {}, errors.MissingValueError),
+        ([{"x": torch.zeros(1)}, {"x": torch.zeros(2)}], {"ragged": ()}, errors.RaggedRowsError),
+        ([{"x": torch.zeros(1, 2)}, {"x": torch.zeros(2, 2)}], {}, errors.RaggedRowsError),
+    ],
+)
+def test_rows_that_make_no_column(rows: list[Any], options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        ops.list_of_dict_to_tensordict(rows, **options)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (make(3, k=1), "batch sizes"),
+        (ops.get_keys(make(2, k=1), ["a", "s", "o", "k"]), r"only one of them has: \['j'\]"),
+        (make(2, k=2), "entry 'k' differs: 1 and 2"),
+        (make(2), "only one of them has"),
+        (ops.assign_non_tensor(make(2, k=1), s=["s0", "x"]), "column 's' differs in row 1: 's1' and 'x'"),
+        (make(2, k=1).set("a", torch.zeros(2)), "column 'a' differs"),
+    ],
+)
+def test_differences_are_named(other: TensorDict, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        ops.assert_tensordict_eq(make(2, k=1), other)
+
+
+# Jagged tensors
+
+
+@pytest.mark.parametrize("lengths", [[3, 3], [3, 5], [3], [0, 2]])
+@pytest.mark.parametrize("ragged_idx", [None, 2])
+def test_the_last_dimension_is_ragged(lengths: list[int], ragged_idx: int | None) -> None:
+    rows = [torch.arange(4.0 * length).view(4, length) for length in lengths]
+    got = ops.nested_tensor_from_tensor_list(rows, ragged_idx)
+    assert ragged_dim(got) == 2
+    assert rows_of(got) == [row.tolist() for row in rows]
+
+
+def test_another_ragged_dimension_is_asked_for() -> None:
+    rows = [torch.zeros(2, 3), torch.zeros(4, 3)]
+    assert ragged_dim(ops.nested_tensor_from_tensor_list(rows, 1)) == 1
+    with pytest.raises(errors.RaggedRowsError):
+        ops.nested_tensor_from_tensor_list(rows)
+    for wrong in (0, 3):
+        with pytest.raises(RaggedDimError, match=f"got {wrong}"):
+            ops.nested_tensor_from_tensor_list(rows, wrong)
+
+
+def test_jagged_tensors_are_put_together() -> None:
+    got = ops.concat_nested_tensors([jagged([1, 2]), jagged([3], start=3.0)])
+    assert rows_of(got) == [[0.0], [1.0, 2.0], [3.0, 4.0, 5.0]]
+    flat = ops.nested_tensor_from_tensor_list([torch.zeros(3, 2)] * 2)
+    both = ops.concat_nested_tensors([flat, flat])
+    assert (ragged_dim(both), both.shape[0]) == (2, 4)
+    with pytest.raises(errors.ColumnMismatchError):
+        ops.concat_nested_tensors([flat, jagged([1])])
+    with pytest.raises(errors.NothingToConcatError):
+        ops.concat_nested_tensors([])
+
+
+def equal_rows_first_dim_ragged() -> torch.Tensor:
+    return torch.nested.nested_tensor_from_jagged(torch.arange(24).view(8, 3), torch.tensor([0, 4, 8]))
+
+
+def forgotten_ragged_dim() -> torch.Tensor:
+    tensor = ops.nested_tensor_from_tensor_list([torch.arange(12).view(4, 3), torch.arange(20).view(4, 5)])
+    tensor._ragged_idx = 1  # type: ignore[attr-defined]
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("make_ids", "rows"),
+    [
+        (equal_rows_first_dim_ragged, [torch.arange(12).view(4, 3), torch.arange(12, 24).view(4, 3)]),
+        (forgotten_ragged_dim, [torch.arange(12).view(4, 3), torch.arange(20).view(4, 5)]),
+    ],
+)
+def test_position_ids_are_repaired(make_ids: Callable[[], torch.Tensor], rows: list[torch.Tensor]) -> None:
+    data = TensorDict({}, [2])
+    data.set("position_ids", make_ids())
+    ops.maybe_fix_3d_position_ids(data)
+    assert ragged_dim(data["position_ids"]) == 2
+    assert rows_of(data["position_ids"]) == [row.tolist() for row in rows]
+    ops.maybe_fix_3d_position_ids(data)
+    assert rows_of(data["position_ids"]) == [row.tolist() for row in rows]
+
+
+@pytest.mark.parametrize("ids", [torch.zeros(2, 3, 4), jagged([2, 3]), None], ids=["dense", "flat", "none"])
+def test_other_position_ids_stay_as_they_are(ids: torch.Tensor | None) -> None:
+    data = TensorDict({} if ids is None else {"position_ids": ids}, [2])
+    ops.maybe_fix_3d_position_ids(data)
+    assert data.get("position_ids", None) is ids
+
+
+# The same answers
+
+
+def test_every_name_is_there() -> None:
+    assert all(callable(getattr(ops, name)) for name in ops.__all__)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    num_rows=st.integers(1, 6),
+    chunks=st.integers(1, 4),
+    divisor=st.integers(1, 5),
+    index=st.lists(st.integers(0, 5), max_size=6),
+)
+def test_a_batch_and_a_tensordict_agree(num_rows: int, chunks: int, divisor: int, index: list[int]) -> None:
+    data = make(num_rows, k={"x": 1}, metrics={"loss": 1.0})
+    batch = proto(data)
+    pieces, expected = ops.chunk_tensordict(data, chunks, uneven=True), batch.chunk(chunks, uneven=True)
+    assert all(map(same, pieces, expected))
+    padded, pad_size = ops.pad_to_divisor(data, divisor)
+    assert pad_size == -num_rows % divisor
+    assert same(
+        ops.index_select_tensor_dict(padded, [row % num_rows for row in index]),
+        batch[[row % num_rows for row in index]],
+    )
+    assert BatchData(pieces).concat().batch_size == (num_rows,)
+    assert same(BatchData(pieces).concat(), DataProto.concat(expected))
+
+
+def test_batches_of_any_kind_are_chunked_and_put_together() -> None:
+    for data in (make(4, k=1), proto(make(4, k=1))):
+        assert BatchData(data).is_chunkable
+        parts = BatchData(data).chunk(2)
+        assert BatchData(parts).is_concatable
+        whole = BatchData(parts).concat()
+        assert type(whole) is type(data)
+        assert len(whole) == 4
+    assert not BatchData([make(1), proto(make(1))]).is_concatable
+    assert not BatchData([]).is_concatable
+    assert not BatchData("text").is_chunkable
+
+
+def test_parts_that_differ_in_data_without_rows_are_an_error() -> None:
+    with pytest.raises(errors.MetaConflictError, match="'k'"):
+        BatchData([make(2, k=7), make(2, k=8)]).concat()
+    joined = BatchData([ops.get_tensordict({}, {"metrics": {"loss": loss}}) for loss in (1.0, 2.0)]).concat()
+    assert ops.get(joined, "metrics") == {"loss": [1.0, 2.0]}
+
+
+def test_parts_of_two_kinds_are_named_with_their_places() -> None:
+    with pytest.raises(NotABatchError, match=r"DataProto at \[0\], TensorDict at \[1\]"):
+        BatchData([proto(make(2)), make(2)]).concat()
+    with pytest.raises(NotABatchError, match="cannot chunk str"):
+        BatchData("text").chunk(2)
+    with pytest.raises(errors.NothingToConcatError):
+        BatchData([]).concat()
