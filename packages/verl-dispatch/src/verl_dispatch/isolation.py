@@ -25,7 +25,7 @@ from verl_protocol.wire import dumps, loads
 from verl_dispatch.argument_parts import PaddedPart
 from verl_dispatch.future_parts import FuturePart
 
-__all__ = ["PrivateFuture", "private_arguments", "private_copy"]
+__all__ = ["PrivateFuture", "new_memo", "private_arguments", "private_copy"]
 
 T = TypeVar("T")
 Memo = dict[int, Any]
@@ -65,7 +65,7 @@ def private_copy(value: T) -> T:
     >>> mine["weights"][0].tolist()
     [0.0, 0.0]
     """
-    return value if type(value) in _SHARED_TYPES else _copied(value, {})
+    return value if type(value) in _SHARED_TYPES else _copied(value, new_memo())
 
 
 def private_arguments(
@@ -80,7 +80,7 @@ def private_arguments(
     """
     if not kwargs and _SHARED_TYPES.issuperset(map(type, args)):
         return args, kwargs
-    memo = {} if memo is None else memo
+    memo = new_memo() if memo is None else memo
     return (
         tuple([_argument(value, memo) for value in args]),
         {name: _argument(value, memo) for name, value in kwargs.items()},
@@ -102,10 +102,16 @@ def _copied(value: Any, memo: Memo) -> Any:
     if known is not None:
         return known
     made = _copier(value, kind)(value, memo)
-    # copy.deepcopy's own rule: the original is kept alive, so that its id means one object only.
     memo[id(value)] = made
-    memo.setdefault(id(memo), []).append(value)
+    memo[id(memo)].append(value)
     return made
+
+
+def new_memo() -> Memo:
+    """A memo in the form of copy.deepcopy, which keeps the originals alive so that an id means one object."""
+    memo: Memo = {}
+    memo[id(memo)] = []
+    return memo
 
 
 def _copier(value: Any, kind: type) -> Callable[[Any, Memo], Any]:
@@ -162,6 +168,10 @@ def _copy_array(value: Any, memo: Memo) -> Any:
     return made
 
 
+def _copy_plain_tensor(value: torch.Tensor, memo: Memo) -> torch.Tensor:
+    return _copy_tensor(value, memo) if value.requires_grad else value.clone()
+
+
 def _copy_tensor(value: torch.Tensor, memo: Memo) -> torch.Tensor:
     if isinstance(value, torch.nn.Parameter):
         return torch.nn.Parameter(value.detach().clone(), value.requires_grad)
@@ -173,12 +183,17 @@ def _copy_tensor(value: torch.Tensor, memo: Memo) -> torch.Tensor:
 
 
 def _copy_batch(value: DataProto, memo: Memo) -> DataProto:
-    made = value._map_rows(
-        lambda columns: {key: _copied(column, memo) for key, column in columns.items()}, value._row_count()
-    )
+    tensors = _copied_values(value._columns(), memo) if value._has_batch() else None
+    made = value._with(tensors, value._row_count(), _copied_values(value.non_tensor_batch, memo), {})
     made.meta_info = _copied(value.meta_info, memo)
-    made.__dict__.update({name: _copied(item, memo) for name, item in value._private().items()})
+    for name, item in value._private().items():
+        if type(item) not in _SHARED_TYPES:
+            made.__dict__[name] = _copied(item, memo)
     return made
+
+
+def _copied_values(columns: Mapping[str, Any], memo: Memo) -> dict[str, Any]:
+    return {key: _copied(column, memo) for key, column in columns.items()}
 
 
 def _copy_tensordict(value: Any, memo: Memo) -> Any:
@@ -220,7 +235,7 @@ _COPIERS: dict[type, Callable[[Any, Memo], Any]] = {
     tuple: _copy_tuple,
     dict: _copy_dict,
     np.ndarray: _copy_array,
-    torch.Tensor: _copy_tensor,
+    torch.Tensor: _copy_plain_tensor,
     torch.nn.Parameter: _copy_tensor,
     DataProtoFuture: _copy_future,
     FuturePart: _copy_future_part,

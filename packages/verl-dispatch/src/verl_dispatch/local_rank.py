@@ -15,7 +15,7 @@ from verl_protocol.wire_guard import check_unwritten, watch
 
 from verl_dispatch.colocate import ColocatedWorker
 from verl_dispatch.errors import WorkerFailure
-from verl_dispatch.isolation import private_arguments, private_copy
+from verl_dispatch.isolation import new_memo, private_arguments, private_copy
 from verl_dispatch.plan import RankCall
 from verl_dispatch.process_group import ProcessGroup
 from verl_dispatch.rank_info import RankInfo, WorkerSite, building, enter_site, leave_site
@@ -29,7 +29,7 @@ class ReadOnlyCopies:
     """The one copy of a call's arguments that all ranks of a read-only call share."""
 
     def __init__(self) -> None:
-        self._memo: dict[int, Any] = {}
+        self._memo = new_memo()
         self._lock = threading.Lock()
 
     def arguments(self, call: RankCall) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
