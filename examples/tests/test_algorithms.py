@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-
 from verl_examples.algorithms import (
     KLEstimator,
     clipped_policy_loss,

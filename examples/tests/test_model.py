@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-
 from verl_examples.generation import answer_distribution, answer_log_probs, generate
 from verl_examples.model import ModelConfig, Transformer, ValueModel
 from verl_examples.tokenizer import END, PAD

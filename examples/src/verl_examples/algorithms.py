@@ -6,8 +6,8 @@ Sources:
 - PPO: Schulman et al. 2017, "Proximal Policy Optimization Algorithms", arXiv:1707.06347, equation 7.
 - k1, k2 and k3: Schulman 2020, "Approximating KL Divergence", http://joschu.net/blog/kl-approx.html.
 - GRPO: Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300, section 4.1 (its KL term, equation 4, is k3).
-- Reward minus a per-token KL penalty: Ouyang et al. 2022, "Training language models to follow instructions with
-  human feedback", arXiv:2203.02155, section 3.5.
+- Reward minus a per-token KL penalty: Ouyang et al. 2022, "Training language models to follow instructions
+  with human feedback", arXiv:2203.02155, section 3.5.
 
 `mask` is 1 on answer tokens and 0 on padding, in every function.
 """
@@ -78,7 +78,7 @@ def generalised_advantages(
 def group_advantages(scores: Tensor, mask: Tensor, group_size: int) -> Tensor:
     """GRPO: an answer's score against the others to the same question, the same for each of its tokens.
 
-    Rows `i * group_size` to `(i + 1) * group_size` answer question i. A group of equal scores teaches nothing.
+    Rows `i * group_size` to `(i + 1) * group_size` answer question i. Equal scores teach nothing.
     """
     totals = (scores * mask).sum(dim=1).view(-1, group_size)
     deviation = totals.std(dim=1, keepdim=True, correction=0)

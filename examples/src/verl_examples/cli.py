@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from verl_examples.data import DEFAULT_FILE, QuestionFileError, read_questions
 from verl_examples.settings import Settings, SettingsError
 
 EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 130
+GROUP_SIZE = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +48,11 @@ def _settings(given: dict[str, Any]) -> Settings:
     if given["workers"] is None:
         given["workers"] = given["gpus"] or Settings.workers
     if given["algorithm"] == "grpo":
-        given["answers_per_question"] = 8
+        given["answers_per_question"] = GROUP_SIZE
+    # Whole groups for every worker in each gradient step, whatever the number of workers.
+    least = math.lcm(max(1, given["workers"]), GROUP_SIZE)
+    given["answers_per_update"] = math.ceil(Settings.answers_per_update / least) * least
+    given["answers_per_step"] = 2 * given["answers_per_update"]
     known = {field.name for field in fields(Settings)}
     return Settings(**{name: value for name, value in given.items() if name in known})
 

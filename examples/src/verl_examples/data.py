@@ -61,8 +61,8 @@ class QuestionFileError(ValueError):
 def read_questions(path: Path) -> Questions:
     """Read a question file and part it into training and held-out questions.
 
-    A line may say `"part": "held_out"`; the others are for training. Where no line does, every eighth is held out.
-    Every prompt stands in one part only, so that what is measured was never trained on.
+    A line may say `"part": "held_out"`; the others are for training. Where no line has a part, every eighth
+    is held out. Every prompt stands in one part only, so that what is measured was never trained on.
 
     Raises:
         QuestionFileError: the file is missing, a line is malformed, a prompt comes twice, or a part is empty.
@@ -99,8 +99,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     except OSError as error:
         raise QuestionFileError(path, None, f"cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise QuestionFileError(path, line, "is not UTF-8 text") from error
+        number = error.object[: error.start].count(b"\n") + 1
+        raise QuestionFileError(path, number, "is not UTF-8 text") from error
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield number, line
@@ -126,7 +126,7 @@ def _parse(path: Path, number: int, line: str) -> dict[str, str]:
 def prompt_batch(questions: Sequence[Question], tokenizer: CharTokenizer, prompt_width: int) -> DataProto:
     """A batch of questions: `prompts` (rows, prompt_width), padded on the left, and the column `answer`.
 
-    Any number of questions may go to any number of workers: rows added for that are taken off the answers again.
+    Any number of questions may go to any number of workers: rows added for that are taken off again.
     """
     prompts = tokenizer.encode_prompts([question.prompt for question in questions], prompt_width)
     answers = np.array([question.answer for question in questions], dtype=object)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from verl_protocol import DataProto
 
@@ -74,7 +73,7 @@ class Trainer:
             measured = step % self.settings.evaluate_every == 0 or step == self.settings.steps
             yield StepReport(
                 step=step,
-                reward=float(batch.tensor("token_level_scores").sum(dim=1).mean()),
+                reward=_share_right(batch),
                 accuracy=self.held_out_accuracy() if measured else None,
                 kl=kl,
                 samples_per_s=len(batch) / seconds,
@@ -86,8 +85,7 @@ class Trainer:
         prompts = self._prompts(self._questions.held_out)
         prompts.meta_info["temperature"] = 0.0
         answered = prompts.union(self.roles.actor.generate_sequences(prompts))
-        scores = self.roles.reward.compute_reward(answered).tensor("token_level_scores")
-        return float(scores.sum(dim=1).mean())
+        return _share_right(self.roles.reward.compute_reward(answered))
 
     def _prompts(self, questions: Sequence[Question]) -> DataProto:
         return prompt_batch(questions, self._tokenizer, self._prompt_width)
@@ -135,3 +133,7 @@ class Trainer:
         return {
             name: sum(metrics[name] for metrics in per_rank) / len(per_rank) for name in sorted(per_rank[0])
         }
+
+
+def _share_right(batch: DataProto) -> float:
+    return float(batch.tensor("token_level_scores").sum()) / len(batch)

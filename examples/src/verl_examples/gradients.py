@@ -1,4 +1,4 @@
-"""One optimiser step over all data-parallel workers: the same step one worker would make on the whole batch."""
+"""One optimiser step over all data-parallel workers: the step that one worker makes on the whole batch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def data_parallel_step(
 ) -> float:
     """Descend the mean loss over the real tokens of *all* workers; return this worker's part of that mean.
 
-    Workers hold different numbers of tokens, so summed gradients and the token count travel in one all-reduce, and the
-    division comes after it.
+    Workers hold different numbers of tokens, so summed gradients and the token count travel in one
+    all-reduce, and the division comes after it.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     optimizer.zero_grad()

@@ -1,7 +1,7 @@
 """A small decoder-only transformer, written to be read.
 
 Pre-norm blocks of attention and a two-layer perceptron, learned positions, tied input and output embeddings.
-Rows may be padded on the left (prompts) and on the right (answers); padding never changes what real tokens see.
+Rows may be padded on the left (prompts) and on the right (answers); real tokens never see padding.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, visible: Tensor, cache: KeyValueCache | None) -> Tensor:
         hidden = hidden + self._attend(self.attention_norm(hidden), visible, cache)
-        return hidden + self.perceptron_out(gelu(self.perceptron_in(self.perceptron_norm(hidden))))
+        added: Tensor = self.perceptron_out(gelu(self.perceptron_in(self.perceptron_norm(hidden))))
+        return hidden + added
 
     def _attend(self, hidden: Tensor, visible: Tensor, cache: KeyValueCache | None) -> Tensor:
         rows, tokens, width = hidden.shape
@@ -65,7 +66,8 @@ class Block(nn.Module):
         if cache is not None:
             key, value = cache.extend(key, value)
         mixed = scaled_dot_product_attention(query, key, value, attn_mask=visible)
-        return self.attention_out(mixed.transpose(1, 2).reshape(rows, tokens, width))
+        attended: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(rows, tokens, width))
+        return attended
 
 
 class Transformer(nn.Module):
@@ -94,8 +96,8 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Vectors of shape (rows, tokens, width) for the last `tokens` columns of `attention_mask`.
 
-        `input_ids` is (rows, tokens), `attention_mask` (rows, all tokens so far) with 1 for a real token; the two
-        have the same width unless `caches` hold what came before.
+        `input_ids` is (rows, tokens), `attention_mask` (rows, all tokens so far) with 1 for a real token; the
+        two have the same width unless `caches` hold what came before.
         """
         num_new = input_ids.shape[1]
         positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -num_new:]

@@ -18,7 +18,7 @@ def console() -> Console:
 def shown(
     reports: Iterable[StepReport], num_steps: int, accuracy: float, screen: Console
 ) -> Iterator[StepReport]:
-    """Pass reports on while showing them; `accuracy` is what held-out questions gave before the first step."""
+    """Pass reports on while showing them; `accuracy` was measured before the first step."""
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task(f"step 0/{num_steps}  accuracy {accuracy:.3f}", total=num_steps)

@@ -16,11 +16,14 @@ from verl_examples.driver import StepReport
 from verl_examples.model import ModelConfig
 from verl_examples.tokenizer import CharTokenizer
 
+_REWARD, _ACCURACY = "mean reward of sampled answers", "accuracy on held-out questions"
+
 
 def metrics_record(report: StepReport) -> dict[str, Any]:
-    """One line of `metrics.jsonl`: everything but `samples_per_s` is the same for the same seed and workers."""
+    """One line of `metrics.jsonl`: all but `samples_per_s` follows from the settings."""
     record = asdict(report)
-    return record | record.pop("losses")
+    losses: dict[str, float] = record.pop("losses")
+    return record | losses
 
 
 def write_record(file: TextIO, record: dict[str, Any]) -> None:
@@ -32,7 +35,7 @@ def write_record(file: TextIO, record: dict[str, Any]) -> None:
 def save_checkpoint(
     path: Path, model: ModelConfig, tokenizer: CharTokenizer, weights: dict[str, dict[str, Tensor]]
 ) -> None:
-    """Write sizes, alphabet and the weights of each role; `torch.load(path)` reads it without running code."""
+    """Write sizes, alphabet and each role's weights; `torch.load(path)` reads it without running code."""
     content = {"model": asdict(model), "alphabet": tokenizer.alphabet, "weights": weights}
     unfinished = path.with_suffix(".tmp")
     torch.save(content, unfinished)
@@ -49,12 +52,10 @@ def plot_learning(path: Path, reports: Sequence[StepReport], accuracy_before: fl
 
     measured = [(0, accuracy_before)] + [(r.step, r.accuracy) for r in reports if r.accuracy is not None]
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    axes.plot([r.step for r in reports], [r.reward for r in reports], color="tab:blue", alpha=0.35, linewidth=1,
-              label="mean reward of the sampled answers")  # fmt: skip
-    axes.plot(*zip(*measured, strict=True), color="tab:orange", marker="o", markersize=3,
-              label="accuracy on held-out questions")  # fmt: skip
-    axes.set(xlabel="step", ylabel="share of right answers", ylim=(0, 1.02), title=title)
-    axes.set_xlim(0, max(1, len(reports)))
+    axes.plot([r.step for r in reports], [r.reward for r in reports], color="tab:blue", label=_REWARD)
+    axes.plot(*zip(*measured, strict=True), color="tab:orange", marker="o", label=_ACCURACY)
+    axes.set(xlabel="step", ylabel="share of right answers", title=title)
+    axes.set(xlim=(0, max(1, len(reports))), ylim=(0, 1.02))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=150)

@@ -1,7 +1,8 @@
-"""Where the roles run: actor, reference and critic together in each worker of one pool, the reward beside them."""
+"""Where the roles run: actor, reference and critic together in each worker of one pool, the reward beside."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from verl_examples.model import ModelConfig
 from verl_examples.settings import Settings
 from verl_examples.tokenizer import CharTokenizer
 from verl_examples.workers import ActorWorker, CriticWorker, ReferenceWorker, RewardWorker
-
 
 # A part of a CPU a worker, so that more workers than cores may take turns.
 _ONE_GROUP: dict[str, Any] = {"max_colocate_count": 1, "cpus_per_worker": 0.1, "timeout_s": 60.0}
@@ -65,7 +65,7 @@ def _on_ray(
     with ExitStack() as running:
         if not ray.is_initialized():
             running.callback(ray.shutdown)
-            ray.init(logging_level="WARNING")
+            ray.init(logging_level=logging.WARNING)
         pool = running.enter_context(RayResourcePool([settings.workers], settings.gpus > 0, **_ONE_GROUP))
         judges = running.enter_context(RayResourcePool([1], use_gpu=False, **_ONE_GROUP))
         # Without waiting for the first group the second starts beside it.

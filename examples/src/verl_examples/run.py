@@ -34,7 +34,7 @@ def run(settings: Settings, questions: Questions) -> dict[str, Any]:
         reports = _train(trainer, settings, accuracy_before, screen)
         seconds = time.perf_counter() - start
         save_checkpoint(settings.out / "checkpoint.pt", model, tokenizer, _weights(roles))
-    title = f"{settings.algorithm.upper()}, {settings.workers} workers, seed {settings.seed}: {settings.data.stem}"
+    title = f"{settings.algorithm.upper()} on {settings.data.stem}, {settings.workers} workers"
     plot_learning(settings.out / "learning.png", reports, accuracy_before, title)
     return {
         "accuracy_before": accuracy_before,

@@ -65,6 +65,8 @@ class Settings:
                 raise SettingsError(name, getattr(self, name), "at least 1")
         if self.gpus not in (0, self.workers):
             raise SettingsError("gpus", self.gpus, f"0, or one for each of the {self.workers} workers")
+        if self.algorithm == "grpo" and self.answers_per_question < 2:
+            raise SettingsError("answers_per_question", self.answers_per_question, "at least 2 with grpo")
         self._check_divisible("answers_per_update", self.workers)
         self._check_divisible("answers_per_step", self.answers_per_update)
         self._check_divisible("answers_per_step", self.answers_per_question)

@@ -57,7 +57,7 @@ class CharTokenizer:
         return "".join(characters)
 
     def encode_prompts(self, texts: Sequence[str], width: int) -> Tensor:
-        """Ids of shape (texts, width), padded on the left: an answer starts in the same column in every row."""
+        """Ids of shape (texts, width), padded on the left, so that all answers start in the same column."""
         rows = [self.encode(text) for text in texts]
         return torch.tensor([[PAD] * (width - len(row)) + row for row in rows], dtype=torch.int64)
 

@@ -32,7 +32,7 @@ class ActorWorker(ModelWorker):
         """Imitate known answers: `prompts` and `responses`, a few times over."""
         optimizer = self.optimizer(self.settings.warm_up_learning_rate)
         loss = 0.0
-        for step in range(self.settings.warm_up_steps):
+        for _ in range(self.settings.warm_up_steps):
             log_probs, _, mask = self._forward(batch)
             loss = self._step(optimizer, -log_probs, mask)
         return {"warm_up/loss": loss}

@@ -1,0 +1,123 @@
+"""`verl-ppo` as a user calls it: the whole path in this process, and on Ray."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from verl_examples.cli import EXIT_BAD_INPUT, main
+from verl_examples.model import ModelConfig, Transformer
+
+COMMAND = "import sys; from verl_examples.cli import main; sys.exit(main())"
+REPORTED = {
+    "step",
+    "reward",
+    "accuracy",
+    "kl",
+    "samples_per_s",
+    "actor/loss",
+    "actor/clipped",
+    "actor/entropy",
+}
+
+
+def _metrics(out: Path, *, timed: bool = False) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in record.items() if timed or k != "samples_per_s"} for record in records]
+
+
+def _run_local(out: Path, *options: str) -> list[dict[str, Any]]:
+    assert main(["--backend", "local", "--steps", "2", "--out", str(out), *options]) == 0
+    return _metrics(out)
+
+
+def _check_run(out: Path, summary: dict[str, Any], steps: int) -> None:
+    assert set(summary) == {"accuracy_before", "accuracy_after", "samples_per_s", "out"}
+    assert summary["out"] == str(out)
+    assert summary["samples_per_s"] > 0
+    records = _metrics(out, timed=True)
+    assert [record["step"] for record in records] == list(range(1, steps + 1))
+    assert records[-1]["accuracy"] == summary["accuracy_after"]
+    assert set(records[0]) >= REPORTED
+    assert (out / "learning.png").read_bytes().startswith(b"\x89PNG")
+    checkpoint = torch.load(out / "checkpoint.pt", weights_only=True)
+    Transformer(ModelConfig(**checkpoint["model"]), seed=1).load_state_dict(checkpoint["weights"]["actor"])
+
+
+def test_ppo_in_this_process_writes_everything_and_closes_with_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = _run_local(tmp_path, "--workers", "2")
+    printed = capsys.readouterr()
+    _check_run(tmp_path, json.loads(printed.out.splitlines()[-1]), steps=2)
+    assert len(printed.out.splitlines()) == 1, "progress belongs on stderr"
+    assert "samples/s" in printed.err
+    assert {"critic/loss"} <= set(records[0])
+    assert records[0]["kl"] == pytest.approx(0, abs=1e-6), "the first answers come from the reference itself"
+
+
+def test_the_same_seed_gives_the_same_curve_and_another_one_does_not(tmp_path: Path) -> None:
+    first = _run_local(tmp_path / "a", "--workers", "2", "--algorithm", "grpo")
+    torch.manual_seed(123)
+    again = _run_local(tmp_path / "b", "--workers", "2", "--algorithm", "grpo")
+    other = _run_local(tmp_path / "c", "--workers", "2", "--algorithm", "grpo", "--seed", "1")
+    assert first == again
+    assert first != other
+    assert "critic/loss" not in first[0]
+
+
+def test_any_question_file_and_any_number_of_workers_go(tmp_path: Path) -> None:
+    file = tmp_path / "parity.jsonl"
+    file.write_text("".join(f'{{"prompt": "{n}?", "answer": "{"eo"[n % 2]}"}}\n' for n in range(100, 145)))
+    for workers in ("1", "3"):
+        out = tmp_path / workers
+        assert len(_run_local(out, "--workers", workers, "--data", str(file))) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data", "nowhere.jsonl"], "nowhere.jsonl: cannot be read"),
+        (["--workers", "0"], "workers is 0, expected at least 1"),
+        (["--steps", "0"], "steps is 0, expected at least 1"),
+        (["--workers", "2", "--gpus", "1"], "gpus is 1, expected 0, or one for each of the 2 workers"),
+    ],
+)
+def test_bad_options_are_named_before_anything_starts(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(options) == EXIT_BAD_INPUT
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert not printed.out
+
+
+def test_a_malformed_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text('{"prompt": "p", "answer": "a"}\n{"prompt": "q"}\n')
+    assert main(["--data", str(file)]) == EXIT_BAD_INPUT
+    assert f"{file}, line 2: has no 'answer'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.timeout(240)
+def test_ray_learns_what_this_process_learns(tmp_path: Path) -> None:
+    options = ["--workers", "2", "--steps", "2", "--out", str(tmp_path / "ray")]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    _check_run(tmp_path / "ray", json.loads(done.stdout.splitlines()[-1]), steps=2)
+    local = _run_local(tmp_path / "local", "--workers", "2")
+    assert _metrics(tmp_path / "ray") == local
