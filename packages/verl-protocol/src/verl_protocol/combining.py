@@ -66,8 +66,8 @@ def _concat_tensors(
         raise MissingColumnsError("tensor columns", {"pad": missing, 0: sorted(columns[0][1])})
     if not any(part._has_batch() for _, part, _ in parts):
         return None
-    widened = [_widened(tensors, _widths(columns, pad), pad, side) for _, tensors in columns]
-    return rows.concat_all(widened)
+    widths = _widths(columns, pad)
+    return rows.concat_all([_widened(tensors, widths, pad, side) for _, tensors in columns])
 
 
 def _widths(parts: Sequence[Part], pad: Mapping[str, float]) -> dict[str, tuple[int, ...]]:
@@ -82,6 +82,8 @@ def _widened(
     pad: Mapping[str, float],
     side: Side,
 ) -> Mapping[str, torch.Tensor]:
+    if not widths:
+        return tensors
     wider = {key: _widen(tensors[key], width, pad[key], side) for key, width in widths.items()}
     return {**tensors, **wider}
 

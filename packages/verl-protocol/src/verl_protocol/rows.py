@@ -177,38 +177,49 @@ def _concat(columns: Sequence[Any]) -> Any:
 
 def take_all(columns: Mapping[str, C], index: RowIndex) -> dict[str, C]:
     """`take` on every column; columns that share their offsets still do."""
-    return _keep_shared(columns, {key: take(column, index) for key, column in columns.items()})
+    return _keep_shared(sharing(columns), {key: take(column, index) for key, column in columns.items()})
 
 
 def repeat_all(columns: Mapping[str, C], times: int, interleave: bool = True) -> dict[str, C]:
     """`repeat` on every column; columns that share their offsets still do."""
-    return _keep_shared(columns, {key: repeat(column, times, interleave) for key, column in columns.items()})
+    repeated = {key: repeat(column, times, interleave) for key, column in columns.items()}
+    return _keep_shared(sharing(columns), repeated)
 
 
 def split_all(columns: Mapping[str, C], sizes: Sequence[int]) -> list[dict[str, C]]:
     """`split` on every column: one dict per piece; columns that share their offsets still do."""
-    pieces: list[dict[str, C]] = [{} for _ in sizes]
-    for key, column in columns.items():
-        for piece, part in zip(pieces, split(column, sizes), strict=True):
-            piece[key] = part
-    return [_keep_shared(columns, piece) for piece in pieces]
+    followers, keys = sharing(columns), list(columns)
+    if not keys:
+        return [{} for _ in sizes]
+    pieces = zip(*(split(column, sizes) for column in columns.values()), strict=True)
+    return [_keep_shared(followers, dict(zip(keys, piece, strict=True))) for piece in pieces]
 
 
 def concat_all(parts: Sequence[Mapping[str, C]]) -> dict[str, C]:
     """`concat` on every column of parts that have the same keys; shared offsets stay shared."""
-    return _keep_shared(parts[0], {key: concat([part[key] for part in parts]) for key in parts[0]})
+    joined = {key: concat([part[key] for part in parts]) for key in parts[0]}
+    followers = sharing(parts[0])
+    return _keep_shared(followers if all(sharing(part) == followers for part in parts) else {}, joined)
 
 
-def _keep_shared(before: Mapping[str, C], after: dict[str, C]) -> dict[str, C]:
-    """Let jagged columns of `after` share offsets where those of `before` did.
+def sharing(columns: Mapping[str, Any]) -> dict[str, str]:
+    """The jagged columns whose offsets an earlier column has too, with that column's key.
 
     torch adds two jagged tensors only when they have the same offsets object.
     """
-    leaders: dict[int, Any] = {}
-    for key, column in before.items():
+    leaders: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for key, column in columns.items():
         if is_jagged(column):
-            new: Any = after[key]
-            leader = leaders.setdefault(id(jagged.jagged_parts(column).offsets), new)
-            if leader is not new and leader is not None:
-                after[key] = jagged.with_offsets_of(new, leader)  # type: ignore[assignment]
-    return after
+            leader = leaders.setdefault(id(jagged.jagged_parts(column).offsets), key)
+            if leader != key:
+                found[key] = leader
+    return found
+
+
+def _keep_shared(followers: Mapping[str, str], columns: dict[str, C]) -> dict[str, C]:
+    for key, leader in followers.items():
+        follower: Any = columns[key]
+        model: Any = columns[leader]
+        columns[key] = jagged.with_offsets_of(follower, model)  # type: ignore[assignment]
+    return columns

@@ -31,7 +31,18 @@ def check_schema(parts: Sequence[Part], kind: str, padded: frozenset[str] = froz
     if any(found != everywhere for found in keys.values()):
         raise MissingColumnsError(kind, {place: sorted(map(str, found)) for place, found in keys.items()})
     for key in parts[0][1]:
-        _check_column(key, [(place, columns[key]) for place, columns in parts], key in padded)
+        if key in padded or not _plainly_alike([columns[key] for _, columns in parts]):
+            _check_column(key, [(place, columns[key]) for place, columns in parts], key in padded)
+
+
+def _plainly_alike(column: Sequence[Any]) -> bool:
+    """Whether all parts are dense tensors or arrays of one form: seen at a glance, as there may be thousands."""
+    if all(type(part) is torch.Tensor for part in column):
+        forms = {(part.dtype, part.shape[1:], part.device, part.layout) for part in column}
+        return len(forms) == 1 and column[0].layout is torch.strided and not column[0].is_nested
+    if all(type(part) is np.ndarray for part in column):
+        return len({(part.dtype, part.shape[1:]) for part in column}) == 1
+    return False
 
 
 def _check_column(key: str, column: Sequence[tuple[int, Any]], padded: bool) -> None:

@@ -1,0 +1,257 @@
+"""How long batches take to pickle, join, repeat and iterate, as ratios to memcpy in the same run.
+
+    python packages/verl-protocol/benchmarks/bench_protocol.py [--json FILE] [--megabytes 54.5]
+
+Times drift between machines and runs; the ratios are what counts. `memcpy` copies the same bytes into memory
+that is already mapped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import pickle
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from verl_protocol import DataProto, pad_dataproto_to_divisor, wire
+from verl_protocol.columns import jagged_of
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured line: median milliseconds, and how they compare to the baseline of the line."""
+
+    work: str
+    milliseconds: float
+    baseline: str
+    baseline_milliseconds: float
+    aim: str
+
+    @property
+    def ratio(self) -> float:
+        """How many baselines the work takes."""
+        return self.milliseconds / self.baseline_milliseconds
+
+
+def medians(*works: Work, repeats: int) -> list[float]:
+    """Median milliseconds of each work; they take turns, so that drift of the machine hits all alike."""
+    times: list[list[float]] = [[] for _ in works]
+    for turn in range(repeats + 2):
+        for work, found in zip(works, times, strict=True):
+            start = time.perf_counter()
+            result = work()
+            elapsed = time.perf_counter() - start
+            del result
+            if turn >= 2:
+                found.append(elapsed * 1000)
+    return [statistics.median(found) for found in times]
+
+
+def batch(num_rows: int, width: int) -> DataProto:
+    """What rollouts look like: two int64 columns, three float32 columns, a string uid."""
+    long = {key: torch.randint(0, 2, (num_rows, width)) for key in ("input_ids", "attention_mask")}
+    real = {key: torch.rand(num_rows, width) for key in ("old_log_probs", "advantages", "returns")}
+    return DataProto.from_dict({**long, **real}, {"uid": [f"prompt-{row:08d}" for row in range(num_rows)]})
+
+
+def memcpy_of(num_bytes: int) -> Work:
+    """A copy of so many bytes into memory that is already mapped."""
+    source, target = torch.ones(num_bytes, dtype=torch.uint8), torch.ones(num_bytes, dtype=torch.uint8)
+    return lambda: target.copy_(source)
+
+
+def out_of_band(data: DataProto) -> tuple[bytes, list[Any]]:
+    """A pickle and its buffers."""
+    buffers: list[Any] = []
+    return pickle.dumps(data, protocol=5, buffer_callback=buffers.append), buffers
+
+
+def pickling(data: DataProto, repeats: int) -> Iterator[Row]:
+    """Dump and load of a large batch."""
+    payload, buffers = out_of_band(data)
+    packed, packed_buffers = wire.dumps(data)
+    works: list[Work] = [
+        memcpy_of(data.nbytes()),
+        lambda: out_of_band(data),
+        lambda: wire.loads(payload, buffers),
+        lambda: wire.loads(packed, packed_buffers, readers="read_only"),
+        lambda: wire.loads(packed, packed_buffers, readers="one"),
+    ]
+    memcpy, dump, load, views, writable_views = medians(*works, repeats=repeats)
+    size = f"{data.nbytes() / 1e6:.1f} MB"
+    yield Row(f"dump {size}", dump, "memcpy", memcpy, "<= 0.1 ms")
+    yield Row(f"load {size}, writable", load, "memcpy", memcpy, "<= 2 memcpy")
+    yield Row(f"load {size}, read-only views", views, "memcpy", memcpy, "<= 0.2 ms")
+    yield Row(f"load {size}, writable views", writable_views, "memcpy", memcpy, "<= 0.2 ms")
+
+
+def small_pickling(repeats: int) -> Iterator[Row]:
+    """Dump and load of 8 rows x 16."""
+    data = batch(8, 16)
+    payload = pickle.dumps(data, protocol=5)
+    memcpy, dump, load = medians(
+        memcpy_of(data.nbytes()),
+        lambda: pickle.dumps(data, protocol=5),
+        lambda: pickle.loads(payload),
+        repeats=repeats,
+    )
+    yield Row("dump + load, 8 rows x 16", dump + load, "memcpy", memcpy, "<= 0.1 ms")
+
+
+def joining(data: DataProto, repeats: int) -> Iterator[Row]:
+    """concat of a few large parts, repeat, and padding."""
+    parts = data[:].chunk(4)
+    pieces = [[part.tensor(key) for part in parts] for key in data._columns()]
+    memcpy, concat, cat = medians(
+        memcpy_of(data.nbytes()),
+        lambda: DataProto.concat(parts),
+        partial(joined, pieces),
+        repeats=repeats,
+    )
+    size = f"{data.nbytes() / 1e6:.1f} MB"
+    yield Row(f"concat of 4 parts, {size}", concat, "memcpy", memcpy, "<= 1.5 memcpy")
+    yield Row(f"concat of 4 parts, {size}", concat, "torch.cat", cat, "near 1")
+    index = torch.arange(len(data) + 3)[: len(data) + 3] % len(data)
+    columns = data._columns()
+    memcpy, padded, gather = medians(
+        memcpy_of(data.nbytes()),
+        lambda: pad_dataproto_to_divisor(data, len(data) + 3),
+        lambda: {key: column.index_select(0, index) for key, column in columns.items()},
+        repeats=repeats,
+    )
+    yield Row(f"pad by 3 rows, {size}", padded, "index_select", gather, "near 1")
+
+
+def repeating(data: DataProto, repeats: int) -> Iterator[Row]:
+    """repeat x4, against memcpy of the result."""
+    for name, interleave in (("repeat x4", True), ("repeat x4, tiled", False)):
+        works = (memcpy_of(4 * data.nbytes()), partial(data.repeat, 4, interleave))
+        memcpy, repeat = medians(*works, repeats=repeats)
+        size = f"{data.nbytes() / 1e6:.1f} MB"
+        yield Row(f"{name}, {size}", repeat, "memcpy of the result", memcpy, "<= 1.5 memcpy")
+
+
+def many_parts(repeats: int) -> Iterator[Row]:
+    """concat of one-row parts: linear in their number."""
+    for count in (512, 4096):
+        parts = batch(count, 16).chunk(count)
+        pieces = [[part.tensor(key) for part in parts] for key in parts[0]._columns()]
+        works = (partial(DataProto.concat, parts), partial(joined, pieces))
+        concat, cat = medians(*works, repeats=repeats)
+        yield Row(f"concat of {count} one-row parts", concat, "torch.cat", cat, "linear in parts")
+
+
+def joined(columns: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    """The least that concat has to do."""
+    return [torch.cat(pieces) for pieces in columns]
+
+
+def iterating(repeats: int) -> Iterator[Row]:
+    """Mini-batches of 4096 rows."""
+    data = batch(4096, 16)
+    columns: list[Any] = [*data._columns().values(), *data.non_tensor_batch.values()]
+
+    def slices() -> None:
+        for start in range(0, 4096, 128):
+            for column in columns:
+                column[start : start + 128]
+
+    order = torch.randperm(4096).view(-1, 128)
+
+    def gathers() -> None:
+        for index in order:
+            for column in columns:
+                column[index] if isinstance(column, torch.Tensor) else column[index.numpy()]
+
+    shuffle = {"shuffle": True}
+    ordered, plain, shuffled, gathered = medians(
+        lambda: list(data.make_iterator(128, 1)),
+        slices,
+        lambda: list(data.make_iterator(128, 1, seed=1, dataloader_kwargs=shuffle)),
+        gathers,
+        repeats=repeats,
+    )
+    yield Row("mini-batches of 128, 4096 rows", ordered, "slices", plain, "<= 2 slices")
+    yield Row("the same, shuffled", shuffled, "gathers", gathered, "<= 2 gathers")
+
+
+def jagged(repeats: int) -> Iterator[Row]:
+    """Jagged columns: gather, repeat and concat on values and offsets."""
+    lengths = np.random.default_rng(0).integers(100, 1000, 1024).tolist()
+    data = DataProto.from_dict(
+        {"ids": jagged_of([torch.ones(length, dtype=torch.int64) for length in lengths], 1)}
+    )
+    order, parts = torch.randperm(1024), data.chunk(4)
+    works: list[Work] = [
+        memcpy_of(data.nbytes()),
+        lambda: DataProto.concat(parts),
+        lambda: data[order],
+        lambda: data.repeat(2),
+    ]
+    memcpy, concat, gather, repeat = medians(*works, repeats=repeats)
+    for name, found in (("concat of 4", concat), ("reorder", gather), ("repeat x2", repeat)):
+        yield Row(f"jagged {name}, {data.nbytes() / 1e6:.1f} MB", found, "memcpy", memcpy, "-")
+
+
+def table(rows: list[Row]) -> str:
+    """The rows as aligned text."""
+    lines = [("work", "ms", "baseline", "ms", "ratio", "aim")]
+    lines += [
+        (
+            row.work,
+            f"{row.milliseconds:.3f}",
+            row.baseline,
+            f"{row.baseline_milliseconds:.3f}",
+            f"{row.ratio:.2f}",
+            row.aim,
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
+    )
+
+
+def main() -> None:
+    """Measure, print the table, write the JSON file."""
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--json", type=Path, help="also write the numbers to this file")
+    options.add_argument("--megabytes", type=float, default=54.5, help="size of the large batch")
+    options.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of torch")
+    options.add_argument("--repeats", type=int, default=15, help="measurements per line")
+    given = options.parse_args()
+    data = batch(1024, max(1, round(given.megabytes * 1e6 / 1024 / 28)))
+    gc.disable()
+    torch.set_num_threads(given.threads)
+    repeats = given.repeats
+    rows = [
+        *pickling(data, repeats),
+        *small_pickling(20 * repeats),
+        *joining(data, repeats),
+        *repeating(data, repeats),
+        *many_parts(repeats),
+        *iterating(4 * repeats),
+        *jagged(repeats),
+    ]
+    sys.stdout.write(table(rows) + "\n")
+    if given.json:
+        given.json.write_text(json.dumps([{**asdict(row), "ratio": row.ratio} for row in rows], indent=2))
+
+
+if __name__ == "__main__":
+    main()
