@@ -119,7 +119,7 @@ def test_functions_that_cannot_be_called_are_refused_and_leave_no_member(
 
 def test_what_is_no_mode_has_no_functions() -> None:
     for call in (get_predefined_dispatch_fn, lambda mode: update_dispatch_mode(mode, rank_times, total)):
-        with pytest.raises(TypeError, match="known: .*ONE_TO_ALL"):
+        with pytest.raises(TypeError, match=r"known: .*ONE_TO_ALL"):
             call("ONE_TO_ALL")  # type: ignore[arg-type]
 
 

@@ -233,8 +233,7 @@ def test_one_to_one_lists_need_an_entry_per_worker(groups: dict[int, Any]) -> No
 
 def test_batches_are_split_and_joined_in_input_order(groups: dict[int, Any]) -> None:
     data = batch(6)
-    for call in (lambda group: group.proto(data), lambda group: group.proto(d=data)):
-        joined = call(groups[3])
+    for joined in (groups[3].proto(data), groups[3].proto(d=data)):
         assert rows_of(joined) == list(range(6))
         assert joined.non_tensor_batch["s"].tolist() == [f"s{row}" for row in range(6)]
 
@@ -249,9 +248,9 @@ def test_tensordicts_are_split_and_joined_too(groups: dict[int, Any]) -> None:
 
 @pytest.mark.parametrize("bad", [[1, 2, 3, 4], {"i": torch.arange(4)}, torch.arange(4), "abcd", None, 3])
 def test_what_is_no_batch_is_never_copied_to_all_silently(groups: dict[int, Any], bad: Any) -> None:
-    with pytest.raises(TypeError, match="argument 0 .* cannot be split"):
+    with pytest.raises(TypeError, match=r"argument 0 .* cannot be split"):
         groups[2].proto(bad)
-    with pytest.raises(TypeError, match="argument 'extra' .* cannot be split"):
+    with pytest.raises(TypeError, match=r"argument 'extra' .* cannot be split"):
         groups[2].proto(batch(4), extra=bad)
     assert rows_of(groups[2].proto(batch(4), Broadcast(bad))) == [0, 1, 2, 3]
 
@@ -271,7 +270,7 @@ def test_uneven_parts_on_request(groups: dict[int, Any]) -> None:
     method = groups[3].proto.options(uneven="balanced")
     assert [call.rows for call in method.plan(batch(10))] == [4, 3, 3]
     assert rows_of(method(batch(10))) == list(range(10))
-    with pytest.raises(ValueError, match="2 rows .* 3 workers"):
+    with pytest.raises(ValueError, match=r"2 rows .* 3 workers"):
         method(batch(2))
     with pytest.raises(UnequalRowsError, match=r"argument 0 \('d'\) .*: 4 rows, argument 'other' .*: 5 rows"):
         groups[3].pair.options(uneven="balanced")(batch(4), other=batch(5))
@@ -411,7 +410,7 @@ def test_rows_that_cannot_be_matched_with_padded_rows_are_an_error(
 
 @pytest.mark.parametrize("answer", [3, None, {"loss": 1.0}, torch.ones(2), [batch(2)]])
 def test_an_answer_that_is_no_batch_points_to_the_metric_mode(groups: dict[int, Any], answer: Any) -> None:
-    with pytest.raises(AnswerNotBatchError, match="'answer' on rank 0 answered .* DP_COMPUTE_METRIC"):
+    with pytest.raises(AnswerNotBatchError, match=r"'answer' on rank 0 answered .* DP_COMPUTE_METRIC"):
         groups[2].answer(batch(4), Broadcast(lambda rank, data: answer))
 
 

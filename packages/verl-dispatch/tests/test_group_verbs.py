@@ -255,7 +255,7 @@ def test_balanced_rows_come_back_in_input_order(group: Any, key: str, equal_size
 def test_balance_of_equal_sizes_may_be_padded(group: Any) -> None:
     method = group.batch.options(balance="w", equal_size=True)
     assert rows_of(method(batch(6, auto_padding=True))) == list(range(6))
-    with pytest.raises(ValueError, match="6 rows .* 4 workers"):
+    with pytest.raises(ValueError, match=r"6 rows .* 4 workers"):
         method(batch(6))
 
 
@@ -280,7 +280,7 @@ def test_options_that_the_call_cannot_honour_are_refused(group: Any) -> None:
         group.batch.options(balance="nope")(batch(4))
     with pytest.raises(CallOptionError, match="no input order to restore"):
         group.each_later.options(balance="w")(batch(4))
-    with pytest.raises(RefusedPairError, match="RANK_ZERO .* DP_COMPUTE_PROTO"):
+    with pytest.raises(RefusedPairError, match=r"RANK_ZERO .* DP_COMPUTE_PROTO"):
         group.batch.options(execute_mode=Execute.RANK_ZERO)
 
 
@@ -359,7 +359,7 @@ def test_replicas_share_one_object_and_only_answering_ranks_are_fetched(meshed: 
 def test_a_mesh_call_without_a_batch_is_refused(meshed: Any) -> None:
     with pytest.raises(NoBatchError, match="at least one batch"):
         meshed.f()
-    with pytest.raises(UnknownMeshError, match="'nope'.*registered meshes: m"):
+    with pytest.raises(UnknownMeshError, match=r"'nope'.*registered meshes: m"):
         meshed.unknown(batch(2))
 
 

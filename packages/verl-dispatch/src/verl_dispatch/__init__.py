@@ -12,6 +12,7 @@ from verl_dispatch.collect import (
     collect_nd_compute,
     collect_nd_compute_dataproto,
 )
+from verl_dispatch.colocate import create_colocated_worker_raw_cls
 from verl_dispatch.dispatch_functions import (
     _split_args_kwargs_data_proto as _split_args_kwargs_data_proto,
 )
@@ -86,6 +87,7 @@ __all__ = [
     "collect_dp_compute_data_proto",
     "collect_nd_compute",
     "collect_nd_compute_dataproto",
+    "create_colocated_worker_raw_cls",
     "dispatch_all_to_all",
     "dispatch_dp_compute",
     "dispatch_dp_compute_data_proto",

@@ -60,7 +60,7 @@ def wants_padding(batch: Any) -> bool:
     return bool(DataProtoConfig.auto_padding) or getattr(batch, FUTURE_FLAG, False)
 
 
-def ask_for_padding(future: DataProtoFuture[Any]) -> None:
+def ask_for_padding(future: object) -> None:
     """Says of a future that its rows, when they come, may be padded as those they were made of."""
     setattr(future, FUTURE_FLAG, True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from verl_protocol import DataProto, DataProtoFuture
+from verl_protocol import DataProtoFuture
 
 from verl_dispatch import batches
 from verl_dispatch.answer_rows import joined_batches
@@ -64,10 +64,8 @@ def collect_nd_compute_dataproto(collect_mask: Sequence[bool], group: Any, outpu
 
 def _concat_data_proto_or_future(output: Sequence[Any]) -> Any:
     """Batches joined to one batch, futures to one DataProtoFuture."""
-    if any(isinstance(value, DataProtoFuture) for value in output):
+    if any(isinstance(value, DataProtoFuture) or _is_pending(value) for value in output):
         return DataProtoFuture.concat(list(output))
-    if any(_is_pending(value) for value in output):
-        return DataProtoFuture(collect_fn=DataProto.concat, futures=list(output))
     return joined_batches("collect", range(len(output)), None, output)
 
 

@@ -125,7 +125,7 @@ class UnevenRowsError(_Facts, ValueError):
 
     def __init__(self, label: str, num_rows: int, num_parts: int, *, too_few: bool = False) -> None:
         if too_few:
-            text = f"are fewer than one for each of {num_parts} workers; give more rows, or pad the batch ({_PAD})"
+            text = f"are fewer than one for each of {num_parts} workers; give more, or pad the batch ({_PAD})"
         else:
             text = (
                 f"cannot be split over {num_parts} workers evenly; either pad the batch ({_PAD}, or "

@@ -85,7 +85,7 @@ def register_dispatch_mode(
 
 
 def update_dispatch_mode(
-    dispatch_mode: Dispatch, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
+    dispatch_mode: Any, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
 ) -> None:
     """Replaces the functions of a mode; groups already bound follow at their next call.
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import torch
 from verl_protocol import DataProto, DataProtoFuture
 from verl_protocol.wire import nbytes_of
 
 from verl_dispatch.plan import RankCall, SharedObject
+
+_BULKY_LENGTH = 1024
 
 __all__ = ["bytes_of_answers", "bytes_of_call", "bytes_of_calls", "shared_objects"]
 
@@ -28,7 +32,21 @@ def _objects_of(call: RankCall) -> Iterator[Any]:
     for value in (*call.args, *call.kwargs.values()):
         yield value
         if isinstance(value, DataProto):
-            yield from value.meta_info.values()
+            yield from _bulky(value.meta_info)
+
+
+def _bulky(value: Any) -> Iterator[Any]:
+    """What is worth storing once among the containers of a `meta_info`, which every part has of its own."""
+    if isinstance(value, dict):
+        for entry in value.values():
+            yield from _bulky(entry)
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from _bulky(entry)
+    elif isinstance(value, (torch.Tensor, np.ndarray)) or (
+        isinstance(value, (bytes, str)) and len(value) >= _BULKY_LENGTH
+    ):
+        yield value
 
 
 def bytes_of_call(call: RankCall) -> int:

@@ -1,0 +1,107 @@
+"""Errors: what they hold, what they say, and that they cross process borders."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+from verl_dispatch import CallTimeout, WorkerFailure, WorkerGroupError
+from verl_dispatch import errors as module
+from verl_dispatch.errors import (
+    AnswerRowsError,
+    CallOptionError,
+    EntryCountError,
+    IncompletePairError,
+    MeshError,
+    UnevenRowsError,
+    UnknownMemberError,
+    UnknownMeshError,
+    UnsplittableArgumentError,
+)
+
+FAILURE = WorkerFailure(1, "10.0.0.2", 4711, KeyError("boom"), "Traceback ...\nKeyError: 'boom'\n")
+SAMPLES: list[Exception] = [
+    WorkerGroupError("actor", "f", {1: FAILURE}, [3, 2]),
+    CallTimeout("actor", "f", 1.5, [1, 0]),
+    UnknownMemberError("Dispatch", "X", ["A"]),
+    UnsplittableArgumentError("argument 0", 3, 2, "a batch"),
+    EntryCountError("argument 0", 2, 3),
+    UnevenRowsError("argument 0", 10, 3),
+    IncompletePairError("X", "it has none"),
+    AnswerRowsError("f", 1, 2, 3, "why"),
+    MeshError("m", "problem", "table"),
+    UnknownMeshError("m", ["a"]),
+    CallOptionError("uneven", "problem"),
+]
+
+
+@pytest.mark.parametrize("error", SAMPLES, ids=lambda error: type(error).__name__)
+def test_every_error_survives_pickle_and_copy(error: Exception) -> None:
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert set(again.__dict__) == set(error.__dict__)
+
+
+def test_a_group_error_names_group_method_rank_node_pid_and_cause() -> None:
+    error = WorkerGroupError("actor", "f", {1: FAILURE}, [3, 2])
+    for fact in ("actor", "'f'", "rank 1", "KeyError", "boom", "pid 4711", "node 10.0.0.2", "ranks 2, 3"):
+        assert fact in str(error)
+    assert error.failed_ranks == [1]
+    assert error.unanswered_ranks == [2, 3]
+    assert isinstance(error.errors[1].cause, KeyError)
+    assert str(error).endswith("KeyError: 'boom'")
+
+
+def test_a_group_error_may_have_another_reason() -> None:
+    error = WorkerGroupError("actor", "f", reason="the group is shut down")
+    assert str(error) == "group 'actor', method 'f': the group is shut down"
+    assert error.failed_ranks == []
+
+
+def test_failures_are_kept_in_rank_order() -> None:
+    failures = {rank: WorkerFailure(rank, "n", None, ValueError(str(rank))) for rank in (2, 0)}
+    error = WorkerGroupError("g", "f", failures)
+    assert error.failed_ranks == [0, 2]
+    assert "failed on ranks 0, 2" in str(error)
+    assert "pid unknown" in str(error)
+
+
+def test_a_timeout_names_who_is_silent() -> None:
+    error = CallTimeout("actor", "f", 1.5, [1, 0])
+    assert isinstance(error, TimeoutError)
+    assert error.unanswered_ranks == [0, 1]
+    assert str(error).startswith("group 'actor', method 'f': no answer within 1.5 s from ranks 0, 1")
+
+
+@pytest.mark.parametrize(
+    ("error", "bases"),
+    [
+        ("UnknownMemberError", KeyError),
+        ("UnknownMeshError", KeyError),
+        ("UnsplittableArgumentError", TypeError),
+        ("NoBatchError", TypeError),
+        ("AnswerNotBatchError", TypeError),
+        ("InvalidModeError", TypeError),
+        ("EntryCountError", ValueError),
+        ("UnevenRowsError", ValueError),
+        ("UnequalRowsError", ValueError),
+        ("RankSetError", ValueError),
+        ("RefusedPairError", ValueError),
+        ("MeshError", ValueError),
+        ("ReservedNameError", ValueError),
+        ("UnknownMethodError", AttributeError),
+        ("WorkerGroupError", RuntimeError),
+    ],
+)
+def test_errors_are_of_the_promised_kinds(error: str, bases: Any) -> None:
+    assert issubclass(getattr(module, error), bases)
+
+
+def test_every_error_of_the_module_is_listed() -> None:
+    classes = {
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, BaseException) and not name.startswith("_")
+    }
+    assert classes | {"WorkerFailure"} == set(module.__all__)
