@@ -303,6 +303,16 @@ def test_stream_is_bounded_and_fails_fast(threads: Any) -> None:
     gate.set()
 
 
+def test_waiting_is_bounded_by_the_wait_and_not_by_the_work(group: Any) -> None:
+    started = group.run.submit(lambda _: time.sleep(0.2))
+    assert started.result(timeout=30) == [None] * 3
+    started = group.run.submit(pause)
+    deadline = time.monotonic() + 10
+    while not started.done() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert started.result(timeout=0.001) == [None] * 3
+
+
 def test_traced_calls_tell_when_each_rank_answered(group: Any) -> None:
     with group.trace() as trace:
         group.run(lambda worker: time.sleep(0.05 * (worker.rank == 2)))
@@ -350,6 +360,20 @@ def test_a_rank_that_fails_wakes_those_that_wait_for_it(threads: Any) -> None:
 def test_a_call_on_one_rank_cannot_meet_the_others(threads: Any) -> None:
     with pytest.raises(WorkerGroupError, match="rank 1 was not called"):
         threads.execute_rank_zero_sync("run", lambda worker: worker.process_group().barrier())
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_rank_that_ends_itself_breaks_the_group(group: Any, blocking: bool) -> None:
+    leave = group.run.options(blocking=blocking)
+    with pytest.raises(WorkerGroupError, match="SystemExit"):
+        (lambda answer: answer if blocking else answer[1].result(timeout=10))(leave(end_itself_on_one))
+    with pytest.raises(WorkerGroupError, match="broken by an earlier failure in 'run' on rank 1"):
+        group.seen()
+
+
+def end_itself_on_one(worker: Probe) -> None:
+    if worker.rank == 1:
+        raise SystemExit(3)
 
 
 def test_interruption_leaves_a_group_that_says_so(turns: Any) -> None:

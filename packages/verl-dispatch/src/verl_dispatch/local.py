@@ -99,7 +99,8 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         self._world_size = _checked_world_size(world_size)
         self.name_prefix = name_prefix
         self._role: str | None = None
-        self._registered_methods(cls)
+        for each in (cls, *_role_classes(cls).values()):
+            self._registered_methods(each)
         name = name_prefix or f"{type(self).__name__}[{cls.__name__}]"
         self._state = LocalState(name, name_prefix, cls, world_size, args, kwargs, concurrent)
         self._start()
@@ -134,7 +135,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     # --- what the base asks of a backend -------------------------------------------------------------------
 
     def _send(self, plan: CallPlan, options: CallOptions) -> Sequence[LocalAnswer]:
-        call = LocalCall(self._state.life, self._name(), plan.method, plan.called_ranks)
+        call = LocalCall(self._state.life, self._name(), plan.method, plan.called_ranks, options.timeout_s)
         self._state.run(call, plan, self._role)
         timer = current_timer()
         if timer is not None:
@@ -158,12 +159,15 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         """Raise for ranks that failed, or took too long; where ranks take turns, each has the whole time."""
         if call.has_failed():
             failures, silent = call.failures(), call.silent_ranks()
-            self._state.note_failures(call.method, failures, silent)
+            if silent:
+                call.break_off(list(failures))
             raise call.error(failures, silent)
-        if timeout_s is not None:
-            late = [answer.rank for answer in call.answers if not answer.done or answer.seconds > timeout_s]
-            if late:
-                raise CallTimeout(call.name, call.method, timeout_s, late)
+        if self._state.concurrent:
+            limit, late = timeout_s, call.silent_ranks()
+        else:
+            limit, late = call.timeout_s, call.slow_ranks()
+        if limit is not None and late:
+            raise CallTimeout(call.name, call.method, limit, late)
 
     def _fetched(self, plan: CallPlan, pendings: Sequence[LocalAnswer]) -> list[LocalAnswer]:
         by_rank = {answer.rank: answer for answer in pendings}
@@ -190,8 +194,9 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
             call = waiting[0].call
             call.check_generation()
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not call.wait_for_any(waiting, left) or call.failures():
-                self._wait(plan, pendings, 0.0 if timeout_s is None else left)
+            if not call.wait_for_any(waiting, left) or call.has_failed():
+                call.wait(left, GRACE_S)
+                self._check(call, timeout_s)
             ready = [answer for answer in waiting if answer.done]
             waiting = [answer for answer in waiting if not answer.done]
             for answer in ready:

@@ -96,26 +96,53 @@ class LocalLife:
     """
 
     generation: int = 0
+    broken: str = ""
     changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def break_off(self, cause: str, ranks: Sequence[int]) -> None:
+        """Have calls refused from now on; the first cause counts."""
+        shown = ", ".join(str(rank) for rank in ranks)
+        self.broken = self.broken or f"{cause} on rank {shown}"
 
 
 class LocalCall:
     """A call that was sent to some ranks: knows which have answered, and can be waited for."""
 
-    def __init__(self, life: LocalLife, name: str, method: str, ranks: Sequence[int]) -> None:
+    def __init__(
+        self,
+        life: LocalLife,
+        name: str,
+        method: str,
+        ranks: Sequence[int],
+        timeout_s: float | None = None,
+    ) -> None:
         self.life = life
+        self.timeout_s = timeout_s
         self.name = name
         self.method = method
         self.generation = life.generation
         self.changed = life.changed
         self.answers = [LocalAnswer(self, rank) for rank in ranks]
 
+    def fail(self, answer: LocalAnswer, failure: WorkerFailure) -> None:
+        """Take a rank's failure; one that ends the rank breaks the group."""
+        answer.failure = failure
+        if isinstance(failure.cause, SystemExit):
+            self.break_off([answer.rank])
+
+    def break_off(self, ranks: Sequence[int]) -> None:
+        """Have the group refuse calls from now on, because of these ranks."""
+        if self.generation == self.life.generation:
+            self.life.break_off(f"an earlier failure in '{self.method}'", ranks)
+
     def settle(self, answer: LocalAnswer, value: Any, failure: WorkerFailure | None) -> None:
         """Take a rank's answer; the first one counts."""
         with self.changed:
             if answer.done:
                 return
-            answer.value, answer.failure, answer.done = value, failure, True
+            if failure is not None:
+                self.fail(answer, failure)
+            answer.value, answer.done = value, True
             watchers, answer.watchers = answer.watchers, []
             self.changed.notify_all()
         if answer.timer is not None:
@@ -157,6 +184,11 @@ class LocalCall:
     def silent_ranks(self) -> list[int]:
         """Ranks that have not answered."""
         return [answer.rank for answer in self.answers if not answer.done]
+
+    def slow_ranks(self) -> list[int]:
+        """Ranks that took longer than the call allows."""
+        limit = self.timeout_s
+        return [] if limit is None else [answer.rank for answer in self.answers if answer.seconds > limit]
 
     def error(self, failures: dict[int, WorkerFailure], silent: Sequence[int] = ()) -> WorkerGroupError:
         """What the caller is told about these failures."""

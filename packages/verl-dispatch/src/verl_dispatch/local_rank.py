@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import socket
 import threading
@@ -123,7 +124,8 @@ def _in_a_thread(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any,
             raised.set()
 
     raised = threading.Event()
-    thread = threading.Thread(target=run, name="verl-local-async", daemon=True)
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(run,), name="verl-local-async", daemon=True)
     thread.start()
     thread.join()
     if raised.is_set():

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from verl_dispatch.errors import WorkerFailure, WorkerGroupError
+from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.local_answer import LocalCall, LocalLife
 from verl_dispatch.local_threads import ThreadEngine
 from verl_dispatch.local_turns import TurnEngine
@@ -41,7 +41,6 @@ class LocalState:
         self.master_port = ""
         self.build_s: list[float] = []
         self._turn = threading.RLock()
-        self._broken = ""
         self._closed = False
         self._engine: TurnEngine | ThreadEngine
         self._finalizer: weakref.finalize[..., Any]
@@ -102,19 +101,8 @@ class LocalState:
                 self._engine.run(call, plan, role)
             except BaseException as error:
                 silent = call.silent_ranks()
-                self.break_off(f"an interruption of '{plan.method}' by {type(error).__name__}", silent)
+                self.life.break_off(f"an interruption of '{plan.method}' by {type(error).__name__}", silent)
                 raise
-
-    def note_failures(self, method: str, failures: Mapping[int, WorkerFailure], silent: list[int]) -> None:
-        """Mark the group broken if a rank has ended itself or has not answered."""
-        ended = [rank for rank, failure in failures.items() if isinstance(failure.cause, SystemExit)]
-        if ended or silent:
-            self.break_off(f"an earlier failure in '{method}'", ended or list(failures))
-
-    def break_off(self, cause: str, ranks: list[int]) -> None:
-        """Refuse calls from now on."""
-        shown = ", ".join(str(rank) for rank in ranks)
-        self._broken = self._broken or f"{cause} on rank {shown}"
 
     def check_usable(self, name: str, method: str) -> None:
         """Refuse a call on a group that is shut down or broken.
@@ -124,9 +112,9 @@ class LocalState:
         """
         if self._closed:
             raise WorkerGroupError(name, method, reason="the group was shut down; make a new one")
-        if self._broken:
+        if self.life.broken:
             ways = "restart() builds its workers anew, shutdown() ends it"
-            raise WorkerGroupError(name, method, reason=f"the group is broken by {self._broken}; {ways}")
+            raise WorkerGroupError(name, method, reason=f"the group is broken by {self.life.broken}; {ways}")
 
     def restart(self) -> None:
         """Replace all workers by new ones, made from the same class and arguments."""
@@ -135,7 +123,7 @@ class LocalState:
         self._engine.close("the group was restarted")
         self._finalizer.detach()
         self.life.generation += 1
-        self._broken = ""
+        self.life.broken = ""
         self.build()
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ class TurnEngine:
                 try:
                     answer.value = run(answer.rank, index)
                 except (Exception, SystemExit) as error:
-                    answer.failure = failure_of(answer.rank, error)
+                    call.fail(answer, failure_of(answer.rank, error))
                 answer.seconds = clock() - started
                 answer.done = True
         finally:
