@@ -10,7 +10,8 @@ import pytest
 from verl_ray.errors import AttributesDiffer, SplitSizeError
 from verl_ray.pool_manager import ResourcePoolManager, UnknownRole
 from verl_ray.pool_spec import InvalidPoolArgument
-from verl_ray.resources import RayResourcePool, SubRayResourcePool, merge_resource_pool, split_resource_pool
+from verl_ray.pool_surgery import merge_resource_pool, split_resource_pool
+from verl_ray.resources import RayResourcePool, SubRayResourcePool
 
 
 @pytest.mark.parametrize(

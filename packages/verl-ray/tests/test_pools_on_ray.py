@@ -13,7 +13,8 @@ from verl_ray.errors import PlacementNameTaken, PoolAlreadyPlaced, PoolClosed, P
 from verl_ray.placement import sort_placement_group_by_node_ip
 from verl_ray.pool_manager import ResourcePoolManager
 from verl_ray.pool_spec import InvalidPoolArgument
-from verl_ray.resources import RayResourcePool, extract_pg_from_exist, merge_resource_pool
+from verl_ray.pool_surgery import extract_pg_from_exist, merge_resource_pool
+from verl_ray.resources import RayResourcePool
 from verl_ray.slot_sources import PlacementArgument
 
 Resources = Callable[[], dict[str, float]]

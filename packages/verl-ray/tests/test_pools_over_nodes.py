@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -28,7 +28,8 @@ def cluster() -> Iterator[Cluster]:
     ray.init(address=cluster.address, log_to_driver=False)
     yield cluster
     ray.shutdown()
-    cluster.shutdown()
+    shut_down: Callable[[], None] = cluster.shutdown
+    shut_down()
 
 
 @pytest.mark.parametrize("spec", [[4, 2], [2, 4]])

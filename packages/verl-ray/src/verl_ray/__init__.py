@@ -18,12 +18,10 @@ if TYPE_CHECKING:
     from verl_ray.health import Death, Watch
     from verl_ray.placement import sort_placement_group_by_node_ip
     from verl_ray.pool_manager import ResourcePoolManager
+    from verl_ray.pool_surgery import extract_pg_from_exist, merge_resource_pool, split_resource_pool
     from verl_ray.resources import (
         RayResourcePool,
         SubRayResourcePool,
-        extract_pg_from_exist,
-        merge_resource_pool,
-        split_resource_pool,
     )
     from verl_ray.sending import parallel_put
     from verl_ray.worker_group import RayWorkerGroup
@@ -64,11 +62,11 @@ _HOMES = {
     "create_colocated_worker_cls_fused": "colocate",
     "create_colocated_worker_raw_cls": "colocate",
     "destroy_detached": "attach",
-    "extract_pg_from_exist": "resources",
-    "merge_resource_pool": "resources",
+    "extract_pg_from_exist": "pool_surgery",
+    "merge_resource_pool": "pool_surgery",
     "parallel_put": "sending",
     "sort_placement_group_by_node_ip": "placement",
-    "split_resource_pool": "resources",
+    "split_resource_pool": "pool_surgery",
 }
 
 
