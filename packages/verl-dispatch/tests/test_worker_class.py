@@ -1,5 +1,6 @@
 """What a worker offers to its own methods and to the group."""
 
+import inspect
 import socket
 from typing import Any
 
@@ -137,3 +138,16 @@ def test_users_may_use_the_names_that_a_worker_needs_for_itself() -> None:
     assert worker.rank == 0
     assert worker.process_group().world_size == 1
     assert worker._process_group == "mine"
+
+
+def test_signature_of_the_class_is_that_of_its_constructor() -> None:
+    class Same(Worker):
+        pass
+
+    class Other(Worker):
+        def __init__(self, lr: float) -> None:
+            super().__init__()
+
+    assert list(inspect.signature(Worker).parameters) == ["cuda_visible_devices"]
+    assert list(inspect.signature(Same).parameters) == ["cuda_visible_devices"]
+    assert list(inspect.signature(Other).parameters) == ["lr"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -210,3 +211,7 @@ class Worker:
     def execute_func_rank_zero(self, func: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `func(*args, **kwargs)` on rank 0 and return its value."""
         return func(*args, **kwargs)
+
+
+# What help() and editors show for the class is what its constructor takes.
+Worker.__new__.__dict__["__signature__"] = inspect.signature(Worker.__init__)
