@@ -16,6 +16,7 @@ __all__ = [
     "NodeFacts",
     "alive_nodes",
     "bundle_node_ids",
+    "connection",
     "dead_node_addresses",
     "ensure_ray_started",
     "placement_option_supported",
@@ -48,6 +49,11 @@ def ensure_ray_started() -> None:
     """Start or join Ray as `ray.init()` would, unless this process is connected already."""
     if not ray.is_initialized():
         ray.init()
+
+
+def connection() -> str | None:
+    """What tells one connection to Ray from another, None without one."""
+    return ray.get_runtime_context().gcs_address if ray.is_initialized() else None
 
 
 def alive_nodes() -> tuple[NodeFacts, ...]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from verl_ray.errors import MadeOfFacts
+
 __all__ = [
     "DEVICE_MASKS",
     "Accelerator",
@@ -73,10 +75,11 @@ DEVICE_MASKS: frozenset[str] = frozenset(
 """Variables that say which accelerators a process may see; only Ray and the group set them."""
 
 
-class UnknownDeviceName(ValueError):
+class UnknownDeviceName(MadeOfFacts, ValueError):
     """A device name that stands for no accelerator."""
 
     def __init__(self, device_name: str) -> None:
+        self.facts = (device_name,)
         self.device_name = device_name
         super().__init__(
             f"device_name is {device_name!r}, expected one of {', '.join(sorted(_RESOURCE_OF_DEVICE))}; "
@@ -84,19 +87,21 @@ class UnknownDeviceName(ValueError):
         )
 
 
-class MaskConflict(ValueError):
+class MaskConflict(MadeOfFacts, ValueError):
     """Variables that mean the same thing say different things."""
 
     def __init__(self, masks: Mapping[str, str], advice: str) -> None:
+        self.facts = (masks, advice)
         self.masks, self.advice = dict(masks), advice
         table = ", ".join(f"{name}={value!r}" for name, value in masks.items())
         super().__init__(f"device masks disagree: {table}; {advice}")
 
 
-class DeviceNotVisible(ValueError):
+class DeviceNotVisible(MadeOfFacts, ValueError):
     """Ray gave the process a device that its mask hides."""
 
     def __init__(self, assigned: str, mask: str | None) -> None:
+        self.facts = (assigned, mask)
         self.assigned, self.mask = assigned, mask
         super().__init__(
             f"device {assigned!r} was assigned to this process, but its mask is {mask!r}; "

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from verl_ray.devices import DEVICE_MASKS
+from verl_ray.errors import MadeOfFacts
 
 __all__ = [
     "RANK_VARIABLES",
@@ -38,10 +39,11 @@ RANK_VARIABLES: frozenset[str] = frozenset(
 """Variables that the group sets itself, one value per rank."""
 
 
-class ForbiddenVariable(ValueError):
+class ForbiddenVariable(MadeOfFacts, ValueError):
     """A variable that belongs to the group or to Ray was set from outside."""
 
     def __init__(self, name: str, argument: str) -> None:
+        self.facts = (name, argument)
         self.name, self.argument = name, argument
         owner = "Ray from the devices it assigns" if name in DEVICE_MASKS else "the group, one value per rank"
         super().__init__(
@@ -50,10 +52,11 @@ class ForbiddenVariable(ValueError):
         )
 
 
-class ForwardedVariableMissing(ValueError):
+class ForwardedVariableMissing(MadeOfFacts, ValueError):
     """A variable to forward is not set in this process."""
 
     def __init__(self, name: str) -> None:
+        self.facts = (name,)
         self.name = name
         super().__init__(
             f"forward_env names {name!r}, which is not set in this process; set it, leave it out, "
@@ -61,18 +64,20 @@ class ForwardedVariableMissing(ValueError):
         )
 
 
-class InvalidVariable(TypeError):
+class InvalidVariable(MadeOfFacts, TypeError):
     """An environment variable's name or value is no string."""
 
     def __init__(self, argument: str, name: object, value: object) -> None:
+        self.facts = (argument, name, value)
         self.argument, self.name, self.value = argument, name, value
         super().__init__(f"{argument} has {name!r}: {value!r}, expected a str for a str; write str(value)")
 
 
-class SettingsConflict(ValueError):
+class SettingsConflict(MadeOfFacts, ValueError):
     """Two sources set one thing to different values."""
 
     def __init__(self, path: str, first: tuple[str, object], second: tuple[str, object]) -> None:
+        self.facts = (path, first, second)
         self.path, self.first, self.second = path, first, second
         super().__init__(
             f"{path} is {first[1]!r} in {first[0]} and {second[1]!r} in {second[0]}; set it in one place"

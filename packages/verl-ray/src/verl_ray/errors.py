@@ -8,6 +8,7 @@ from typing import Any
 __all__ = [
     "AcceleratorNotOffered",
     "AttributesDiffer",
+    "MadeOfFacts",
     "PlacementNameTaken",
     "PlacementTimeout",
     "PoolAlreadyPlaced",
@@ -24,8 +25,8 @@ class ResourceUnavailable(RuntimeError):
     """The cluster or the pool cannot give what was asked for."""
 
 
-class _Remade:
-    """Errors here take facts, not a message; this lets them cross a process border."""
+class MadeOfFacts:
+    """An error whose constructor takes facts and builds the message; this lets it cross a process border."""
 
     facts: tuple[Any, ...]
 
@@ -33,7 +34,7 @@ class _Remade:
         return type(self), self.facts
 
 
-class PlacementTimeout(_Remade, ResourceUnavailable):
+class PlacementTimeout(MadeOfFacts, ResourceUnavailable):
     """The bundles could not be reserved in time; `report` says what each node lacks."""
 
     def __init__(self, request: str, waited_s: float, report: str) -> None:
@@ -46,7 +47,7 @@ class PlacementTimeout(_Remade, ResourceUnavailable):
         )
 
 
-class AcceleratorNotOffered(_Remade, ResourceUnavailable, ValueError):
+class AcceleratorNotOffered(MadeOfFacts, ResourceUnavailable, ValueError):
     """No node of the cluster has the accelerator at all."""
 
     def __init__(self, accelerator: str, offered: Iterable[str], waited_s: float) -> None:
@@ -59,7 +60,7 @@ class AcceleratorNotOffered(_Remade, ResourceUnavailable, ValueError):
         )
 
 
-class PlacementNameTaken(_Remade, ValueError):
+class PlacementNameTaken(MadeOfFacts, ValueError):
     """A placement group of the exact name exists already."""
 
     def __init__(self, name: str, owner: str) -> None:
@@ -71,7 +72,7 @@ class PlacementNameTaken(_Remade, ValueError):
         )
 
 
-class PoolFull(_Remade, ResourceUnavailable):
+class PoolFull(MadeOfFacts, ResourceUnavailable):
     """Every share of a slot is taken by a group."""
 
     def __init__(self, pool: str, taken: int, limit: int, owners: Sequence[str]) -> None:
@@ -83,7 +84,7 @@ class PoolFull(_Remade, ResourceUnavailable):
         )
 
 
-class SlotOverdrawn(_Remade, ResourceUnavailable):
+class SlotOverdrawn(MadeOfFacts, ResourceUnavailable):
     """A group asks more of a slot than its bundle still has."""
 
     def __init__(self, rank: int, resource: str, asked: float, free: float, total: float) -> None:
@@ -96,16 +97,16 @@ class SlotOverdrawn(_Remade, ResourceUnavailable):
         )
 
 
-class PoolClosed(_Remade, RuntimeError):
-    """The pool was shut down."""
+class PoolClosed(MadeOfFacts, RuntimeError):
+    """The slots of the pool are gone."""
 
-    def __init__(self, pool: str) -> None:
-        self.facts = (pool,)
-        self.pool = pool
-        super().__init__(f"pool {pool!r} was shut down; make a new one")
+    def __init__(self, pool: str, why: str = "was shut down") -> None:
+        self.facts = (pool, why)
+        self.pool, self.why = self.facts
+        super().__init__(f"pool {pool!r} {why}; make a new one")
 
 
-class PoolAlreadyPlaced(_Remade, RuntimeError):
+class PoolAlreadyPlaced(MadeOfFacts, RuntimeError):
     """The pool holds its bundles already, so its shape is fixed."""
 
     def __init__(self, pool: str, store: Sequence[int]) -> None:
@@ -117,7 +118,7 @@ class PoolAlreadyPlaced(_Remade, RuntimeError):
         )
 
 
-class SplitSizeError(_Remade, ValueError):
+class SplitSizeError(MadeOfFacts, ValueError):
     """The sizes do not cut the pool into whole parts."""
 
     def __init__(self, split_size: object, world_size: int) -> None:
@@ -129,7 +130,7 @@ class SplitSizeError(_Remade, ValueError):
         )
 
 
-class AttributesDiffer(_Remade, ValueError):
+class AttributesDiffer(MadeOfFacts, ValueError):
     """Two pools cannot be one because they were made differently."""
 
     def __init__(self, differences: Mapping[str, tuple[Any, Any]]) -> None:
@@ -139,7 +140,7 @@ class AttributesDiffer(_Remade, ValueError):
         super().__init__(f"cannot merge pools that differ in {table}; make both with the same values")
 
 
-class PortRangeExhausted(_Remade, ResourceUnavailable):
+class PortRangeExhausted(MadeOfFacts, ResourceUnavailable):
     """Every port of the range is in use on the node."""
 
     def __init__(self, first: int, stop: int, host: str) -> None:

@@ -25,7 +25,7 @@ from verl_ray.cluster import (
     placement_option_supported,
     still_reserved,
 )
-from verl_ray.errors import AcceleratorNotOffered, PlacementNameTaken, PlacementTimeout
+from verl_ray.errors import AcceleratorNotOffered, MadeOfFacts, PlacementNameTaken, PlacementTimeout
 from verl_ray.feasibility import Feasibility, Need, explain_feasibility, explain_need, labels_match
 from verl_ray.ordering import node_order_key, order_bundles
 
@@ -48,10 +48,11 @@ _NEXT_REPORT_S = 15.0
 _SETTLE_S = 0.3
 
 
-class UnsupportedPlacementOption(ValueError):
+class UnsupportedPlacementOption(MadeOfFacts, ValueError):
     """The installed Ray cannot do this kind of placement."""
 
     def __init__(self, option: str, version: str) -> None:
+        self.facts = (option, version)
         self.option, self.version = option, version
         super().__init__(f"ray {version} does not know {option}=; install a newer Ray or leave {option} out")
 

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 from verl_ray.defaults import UnsaidInt
+from verl_ray.errors import MadeOfFacts
 from verl_ray.pool_spec import InvalidPoolArgument
 from verl_ray.resources import RayResourcePool
 
@@ -14,10 +15,11 @@ __all__ = ["ResourcePoolManager", "UnknownRole"]
 RoleT = TypeVar("RoleT", bound=Hashable)
 
 
-class UnknownRole(KeyError):
+class UnknownRole(MadeOfFacts, KeyError):
     """No pool is mapped to the role."""
 
     def __init__(self, role: object, known: Sequence[object]) -> None:
+        self.facts = (role, known)
         self.role, self.known = role, tuple(known)
         super().__init__(role, self.known)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from verl_ray.defaults import as_count, is_unsaid
 from verl_ray.devices import Accelerator, accelerator_named, resource_of_device, worker_demand
+from verl_ray.errors import MadeOfFacts
 from verl_ray.placement import GroupRequest, Patience
 from verl_ray.shares import share_of
 
@@ -21,15 +22,13 @@ _DEFAULT_PATIENCE = Patience(300.0, _HOPELESS_S)
 _STRATEGIES = ("STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD")
 
 
-class InvalidPoolArgument(ValueError):
+class InvalidPoolArgument(MadeOfFacts, ValueError):
     """A parameter of the pool cannot be used as given."""
 
     def __init__(self, argument: str, given: object, expected: str) -> None:
+        self.facts = (argument, given, expected)
         self.argument, self.given, self.expected = argument, given, expected
         super().__init__(f"{argument} is {given!r}, expected {expected}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.argument, self.given, self.expected)
 
 
 @dataclass(frozen=True)

@@ -13,21 +13,19 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Self
 
-from verl_ray.errors import PortRangeExhausted
+from verl_ray.errors import MadeOfFacts, PortRangeExhausted
 from verl_ray.net import address_family, host_for_env
 
 __all__ = ["HeldRendezvous", "Rendezvous", "RendezvousError", "RendezvousRequest", "choose_rendezvous"]
 
 
-class RendezvousError(ValueError):
+class RendezvousError(MadeOfFacts, ValueError):
     """The master address, port or range cannot be used as given."""
 
     def __init__(self, argument: str, given: object, expected: str) -> None:
+        self.facts = (argument, given, expected)
         self.argument, self.given, self.expected = argument, given, expected
         super().__init__(f"{argument} is {given!r}, expected {expected}")
-
-    def __reduce__(self) -> tuple[type[RendezvousError], tuple[str, object, str]]:
-        return type(self), (self.argument, self.given, self.expected)
 
 
 @dataclass(frozen=True)

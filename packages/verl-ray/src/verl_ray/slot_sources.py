@@ -12,9 +12,9 @@ from typing import Any
 from ray.util.placement_group import PlacementGroup
 
 from verl_ray.accelerator_ids import accelerator_ids_of_bundles
-from verl_ray.cluster import alive_nodes, ensure_ray_started
+from verl_ray.cluster import alive_nodes, connection, ensure_ray_started
 from verl_ray.defaults import UnsaidStr, is_unsaid
-from verl_ray.errors import PoolAlreadyPlaced, PoolClosed
+from verl_ray.errors import MadeOfFacts, PoolAlreadyPlaced, PoolClosed
 from verl_ray.placement import place, release
 from verl_ray.pool_spec import PoolSpec
 from verl_ray.slots import Slot, node_sizes, slots_of_groups
@@ -31,10 +31,11 @@ __all__ = [
 ]
 
 
-class PlacementArgument(ValueError):
+class PlacementArgument(MadeOfFacts, ValueError):
     """The pool is placed, and not the way that this call asks for."""
 
     def __init__(self, pool: str, argument: str, given: object, used: object) -> None:
+        self.facts = (pool, argument, given, used)
         self.pool, self.argument, self.given, self.used = pool, argument, given, used
         super().__init__(
             f"pool {pool!r} is already created with {argument} {used}, it cannot be had with {given}; "
@@ -106,6 +107,7 @@ class OwnedSlots(SlotSource):
         self._sizes = list(sizes)
         self._lock = threading.RLock()
         self._ask: PlacementAsk | None = None
+        self._cluster: str | None = None
         self._groups: list[PlacementGroup] = []
         self._slots: tuple[Slot, ...] | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
@@ -139,6 +141,8 @@ class OwnedSlots(SlotSource):
                 raise PoolClosed(self._pool)
             if self._ask is None:
                 self._reserve(ask)
+            elif self._cluster != connection():
+                raise PoolClosed(self._pool, "was reserved on a Ray cluster that this process has left")
             else:
                 self._check_same(ask, self._ask)
 
@@ -150,7 +154,7 @@ class OwnedSlots(SlotSource):
         offered = sorted({name for node in alive_nodes() for name in node.total})
         requests = spec.requests(self._sizes, ask.strategy, ask.name, self._pool, offered)
         self._groups = place(requests, spec.patience)
-        self._spec, self._ask = spec, ask
+        self._spec, self._ask, self._cluster = spec, ask, connection()
         if not spec.detached:
             self._finalizer = weakref.finalize(self, _release_later, list(self._groups))
             self._finalizer.atexit = False
@@ -182,7 +186,9 @@ class OwnedSlots(SlotSource):
             self._closed = True
             self.keep_when_dropped()
             groups, self._groups = self._groups, []
-        release(groups)
+            here = self._cluster == connection()
+        if here:
+            release(groups)
 
 
 def _release_later(groups: list[PlacementGroup]) -> None:
