@@ -214,7 +214,8 @@ def test_equality_sees_a_changed_row(data: DataProto) -> None:
 @pytest.mark.parametrize(
     ("index", "error", "words"),
     [
-        ("ab", TypeError, "rows are named by"),
+        ("ab", TypeError, r"a column is read with .batch\[key\]"),
+        ({1, 2}, TypeError, "rows are named by"),
         ([0.5], TypeError, "whole numbers"),
         (torch.tensor([0.5]), TypeError, "whole numbers"),
         ([True, 1, 0], TypeError, "mixed"),

@@ -93,6 +93,9 @@ def test_columns_over_the_same_offsets_can_still_be_added() -> None:
         pad_dataproto_to_divisor(data, 2)[0],
         pad_dataproto_to_divisor(data, 2, "zeros")[0],
         pickle.loads(pickle.dumps(data)),
+        copy.deepcopy(data),
+        data.select(deepcopy=True),
+        data.select().to("cpu"),
     ]
     for result in results:
         total = result.batch["a"] + result.batch["b"]

@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import verl_protocol
@@ -50,6 +51,13 @@ def test_every_exported_name_exists_and_is_documented() -> None:
         assert name in dir(verl_protocol)
     with pytest.raises(AttributeError, match="has no attribute 'nope'"):
         verl_protocol.nope  # noqa: B018
+
+
+def test_the_examples_of_the_readme_run() -> None:
+    readme = Path(__file__).parents[1] / "README.md"
+    result = doctest.testfile(str(readme), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.attempted > 10
+    assert result.failed == 0
 
 
 @pytest.mark.parametrize("name", MODULES)

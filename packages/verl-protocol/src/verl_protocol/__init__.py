@@ -14,11 +14,18 @@ from verl_protocol.combining import union_numpy_dict
 from verl_protocol.conversion import list_of_dict_to_dict_of_list
 from verl_protocol.equality import equal
 from verl_protocol.futures import DataProtoFuture
+from verl_protocol.gather import all_gather_data_proto
 from verl_protocol.items import DataProtoItem, collate_fn
 from verl_protocol.metadata import MergeRule, WeightedMean, merge_meta, reduce_metrics
 from verl_protocol.padding import DataProtoConfig, PadPolicy, pad_dataproto_to_divisor, unpad_dataproto
 from verl_protocol.partition import Partition, balanced_partition, boundaries, even_sizes
 from verl_protocol.reshaping import fold_batch_dim, unfold_batch_dim
+from verl_protocol.serialize import (
+    deserialize_single_tensor,
+    deserialize_tensordict,
+    serialize_single_tensor,
+    serialize_tensordict,
+)
 
 if TYPE_CHECKING:
     from verl_protocol.tensordict_ops import union_tensor_dict
@@ -34,9 +41,12 @@ __all__ = [
     "Partition",
     "WeightedMean",
     "__version__",
+    "all_gather_data_proto",
     "balanced_partition",
     "boundaries",
     "collate_fn",
+    "deserialize_single_tensor",
+    "deserialize_tensordict",
     "equal",
     "even_sizes",
     "fold_batch_dim",
@@ -44,6 +54,8 @@ __all__ = [
     "merge_meta",
     "pad_dataproto_to_divisor",
     "reduce_metrics",
+    "serialize_single_tensor",
+    "serialize_tensordict",
     "unfold_batch_dim",
     "union_numpy_dict",
     "union_tensor_dict",
@@ -55,7 +67,7 @@ __version__ = version("verl-protocol")
 _HOMES = {
     "union_tensor_dict": "tensordict_ops",
 }
-"""Names whose modules are imported when first asked for: they need tensordict or torch.distributed."""
+"""Names whose modules are imported when first asked for, as they are about TensorDicts."""
 
 
 def __getattr__(name: str) -> Any:

@@ -14,18 +14,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import torch
 from numpy.typing import NDArray
 
-from verl_protocol import (
-    columns,
-    combining,
-    conversion,
-    equality,
-)
+from verl_protocol import columns, combining, conversion, equality, rows
 from verl_protocol.batch_columns import BatchColumns
-from verl_protocol.errors import (
-    BatchDimsError,
-    ColumnTypeError,
-    NotBatchesError,
-)
+from verl_protocol.errors import BatchDimsError, ColumnTypeError, NotBatchesError
 from verl_protocol.metadata import MergeRule, copy_meta
 from verl_protocol.state import BatchField, Columns
 
@@ -311,7 +302,10 @@ class DataProto(BatchColumns):
         made = self._with(None, self._row_count(), {}, {})
         memo[id(self)] = made
         made.__dict__.update(copy.deepcopy(self._private(), memo))
-        tensors = copy.deepcopy(self._columns(), memo) if self._has_batch() else None
+        held = self._columns()
+        tensors = (
+            rows.keep_shared(rows.sharing(held), copy.deepcopy(held, memo)) if self._has_batch() else None
+        )
         made._set_columns(tensors, self._row_count(), self._batch_device())
         made.non_tensor_batch = copy.deepcopy(self.non_tensor_batch, memo)
         made.meta_info = copy.deepcopy(self.meta_info, memo)

@@ -26,10 +26,6 @@ class BatchRows(BatchState):
     def __len__(self) -> int:
         return self._row_count()
 
-    def __bool__(self) -> bool:
-        # `if data:` asks whether there is a batch; without this it would ask whether the batch has rows.
-        return True
-
     def __iter__(self) -> Iterator[DataProtoItem]:
         return (item_of(self, row) for row in range(self._checked_rows()))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -101,7 +102,9 @@ def _normalise_range(index: range, num_rows: int) -> RowIndex:
 def _as_vector(index: Any) -> torch.Tensor:
     if isinstance(index, torch.Tensor):
         return _checked_kind(index.detach().cpu(), index)
-    if isinstance(index, (str, bytes)) or not isinstance(index, Iterable):
+    if isinstance(index, str):
+        raise InvalidIndexError(index, "a column is read with .batch[key], .tensor(key) or .column(key)")
+    if isinstance(index, (bytes, AbstractSet, Mapping)) or not isinstance(index, Iterable):
         raise InvalidIndexError(index, "rows are named by a slice, range, sequence, array, tensor or mask")
     array = index if isinstance(index, np.ndarray) else _array_of(list(index))
     if array.dtype == object:

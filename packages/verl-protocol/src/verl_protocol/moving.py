@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verl_protocol import nested
+from verl_protocol import nested, rows
 
 if TYPE_CHECKING:
     from verl_protocol.state import BatchState
@@ -22,7 +22,10 @@ def to_device(data: S, device: torch.device | str | int, objects: bool) -> S:
     Copies are finished when this returns: nothing is copied in the background.
     """
     target = torch.empty(0, device=device).device
-    tensors = {key: column.to(target) for key, column in data._columns().items()}
+    columns = data._columns()
+    tensors = rows.keep_shared(
+        rows.sharing(columns), {key: column.to(target) for key, column in columns.items()}
+    )
     arrays = data.non_tensor_batch
     memo: dict[int, Any] = {}
     if objects:

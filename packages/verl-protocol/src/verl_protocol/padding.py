@@ -109,7 +109,7 @@ def _with_pad_rows(data: B, count: int, pad_size: int, policy: PadPolicy) -> B:
 
 def _with_zero_rows(columns: Mapping[str, Any], pad_size: int) -> dict[str, Any]:
     zeros = {key: zero_rows(column, pad_size) for key, column in columns.items()}
-    return rows.concat_all([columns, zeros])
+    return rows.concat_all([columns, rows.keep_shared(rows.sharing(columns), zeros)])
 
 
 def zero_rows(column: Any, num_rows: int) -> Any:

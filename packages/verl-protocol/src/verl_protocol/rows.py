@@ -25,11 +25,13 @@ __all__ = [
     "concat",
     "concat_all",
     "is_jagged",
+    "keep_shared",
     "narrow",
     "normalise_index",
     "num_rows",
     "repeat",
     "repeat_all",
+    "sharing",
     "split",
     "split_all",
     "take",
@@ -177,13 +179,13 @@ def _concat(columns: Sequence[Any]) -> Any:
 
 def take_all(columns: Mapping[str, C], index: RowIndex) -> dict[str, C]:
     """`take` on every column; columns that share their offsets still do."""
-    return _keep_shared(sharing(columns), {key: take(column, index) for key, column in columns.items()})
+    return keep_shared(sharing(columns), {key: take(column, index) for key, column in columns.items()})
 
 
 def repeat_all(columns: Mapping[str, C], times: int, interleave: bool = True) -> dict[str, C]:
     """`repeat` on every column; columns that share their offsets still do."""
     repeated = {key: repeat(column, times, interleave) for key, column in columns.items()}
-    return _keep_shared(sharing(columns), repeated)
+    return keep_shared(sharing(columns), repeated)
 
 
 def split_all(columns: Mapping[str, C], sizes: Sequence[int]) -> list[dict[str, C]]:
@@ -192,14 +194,14 @@ def split_all(columns: Mapping[str, C], sizes: Sequence[int]) -> list[dict[str, 
     if not keys:
         return [{} for _ in sizes]
     pieces = zip(*(split(column, sizes) for column in columns.values()), strict=True)
-    return [_keep_shared(followers, dict(zip(keys, piece, strict=True))) for piece in pieces]
+    return [keep_shared(followers, dict(zip(keys, piece, strict=True))) for piece in pieces]
 
 
 def concat_all(parts: Sequence[Mapping[str, C]]) -> dict[str, C]:
     """`concat` on every column of parts that have the same keys; shared offsets stay shared."""
     joined = {key: concat([part[key] for part in parts]) for key in parts[0]}
     followers = sharing(parts[0])
-    return _keep_shared(followers if all(sharing(part) == followers for part in parts) else {}, joined)
+    return keep_shared(followers if all(sharing(part) == followers for part in parts) else {}, joined)
 
 
 def sharing(columns: Mapping[str, Any]) -> dict[str, str]:
@@ -217,9 +219,11 @@ def sharing(columns: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _keep_shared(followers: Mapping[str, str], columns: dict[str, C]) -> dict[str, C]:
-    for key, leader in followers.items():
-        follower: Any = columns[key]
+def keep_shared(followers: Mapping[str, str], columns: dict[str, C]) -> dict[str, C]:
+    """Give each follower the offsets of its leader, in `columns` itself; `sharing` tells who follows whom."""
+    for key, leader in {**{leader: leader for leader in followers.values()}, **followers}.items():
+        # The leader is rebuilt as well: a copy made by torch may still go by the name of its source's offsets.
+        column: Any = columns[key]
         model: Any = columns[leader]
-        columns[key] = jagged.with_offsets_of(follower, model)  # type: ignore[assignment]
+        columns[key] = jagged.with_offsets_of(column, model)  # type: ignore[assignment]
     return columns

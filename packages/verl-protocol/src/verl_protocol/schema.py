@@ -36,7 +36,7 @@ def check_schema(parts: Sequence[Part], kind: str, padded: frozenset[str] = froz
 
 
 def _plainly_alike(column: Sequence[Any]) -> bool:
-    """Whether all parts are dense tensors or arrays of one form: seen at a glance, as there may be thousands."""
+    """Whether all parts are dense tensors or arrays of one form, seen fast as there may be thousands."""
     if all(type(part) is torch.Tensor for part in column):
         forms = {(part.dtype, part.shape[1:], part.device, part.layout) for part in column}
         return len(forms) == 1 and column[0].layout is torch.strided and not column[0].is_nested
