@@ -1,4 +1,4 @@
-"""The public dispatch and collect functions, called as custom modes call them: with anything that has a world size."""
+"""The public dispatch and collect functions, called as custom modes call them."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -128,7 +128,7 @@ def test_a_mesh_mode_asks_a_group_for_its_tables() -> None:
     group = group_of(
         4, _dispatch_info={}, _collect_info={}, _query_dispatch_info=ask, _query_collect_info=ask
     )
-    pair = make_nd_compute_dataproto_dispatch_fn("actor")
+    pair: Any = make_nd_compute_dataproto_dispatch_fn("actor")
     assert set(pair) == {"dispatch_fn", "collect_fn"}
     args, _ = pair["dispatch_fn"](group, batch(4))
     assert [rows_of(part) for part in args[0]] == [[0, 1], [0, 1], [2, 3], [2, 3]]

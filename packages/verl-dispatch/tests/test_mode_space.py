@@ -1,7 +1,7 @@
 """The whole space of calls: mode x execute x verb x world size x kind of batch x padding x way of passing.
 
-Whatever the combination, rows come back in input order, none lost and none doubled, and the caller's batch is as
-it was.
+Whatever the combination, rows come back in input order, none lost and none doubled, and the caller's batch
+is as it was.
 """
 
 from collections.abc import Callable, Iterator
@@ -171,7 +171,7 @@ def test_list_modes_give_one_part_per_rank(mode: str, world_size: int, kind: str
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_in_list_modes(world_size: int, kind: str) -> None:
-    """ALL_TO_ALL gives rows, so their padding goes; DP_COMPUTE_METRIC gives values, one per rank whatever happens."""
+    """ALL_TO_ALL gives rows, so their padding goes; DP_COMPUTE_METRIC gives a value per rank, always."""
     data = data_proto(2 * world_size + 1)
     all_to_all: Any = LocalWorkerGroup(worker_class(Dispatch.ALL_TO_ALL), world_size)
     metric: Any = LocalWorkerGroup(worker_class(Dispatch.DP_COMPUTE_METRIC), world_size)

@@ -15,6 +15,8 @@ from verl_dispatch.registry import DispatchMode, check_dispatch_mode, check_exec
 
 __all__ = ["RegisteredMethod", "registered_methods"]
 
+_PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RegisteredMethod:
@@ -83,23 +85,33 @@ class _Shape:
 
     names: tuple[str, ...]
     num_required: int
+    more_args: bool
+    more_kwargs: bool
     simple: bool
 
     @classmethod
     def of(cls, signature: inspect.Signature) -> _Shape:
         parameters = list(signature.parameters.values())
-        plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        names = tuple(parameter.name for parameter in parameters)
-        required = sum(parameter.default is inspect.Parameter.empty for parameter in parameters)
-        return cls(names, required, all(parameter.kind is plain for parameter in parameters))
+        kinds = [parameter.kind for parameter in parameters]
+        plain = [parameter for parameter in parameters if parameter.kind is _PLAIN]
+        return cls(
+            names=tuple(parameter.name for parameter in plain),
+            num_required=sum(parameter.default is inspect.Parameter.empty for parameter in plain),
+            more_args=inspect.Parameter.VAR_POSITIONAL in kinds,
+            more_kwargs=inspect.Parameter.VAR_KEYWORD in kinds,
+            simple=not {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.KEYWORD_ONLY} & set(kinds),
+        )
 
     def fits(self, num_args: int, kwargs: Mapping[str, Any]) -> bool:
-        if not self.simple or num_args > len(self.names):
+        if not self.simple or (num_args > len(self.names) and not self.more_args):
             return False
         if not kwargs:
             return num_args >= self.num_required
-        free = self.names[num_args:]
-        return all(name in free for name in kwargs) and all(
+        return self._names_fit(num_args, kwargs)
+
+    def _names_fit(self, num_args: int, kwargs: Mapping[str, Any]) -> bool:
+        given, free = self.names[:num_args], self.names[num_args:]
+        return all(name in free or (self.more_kwargs and name not in given) for name in kwargs) and all(
             name in kwargs for name in self.names[num_args : self.num_required]
         )
 

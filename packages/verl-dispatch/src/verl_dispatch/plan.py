@@ -98,7 +98,7 @@ class CallPlan:
     @property
     def called_ranks(self) -> tuple[int, ...]:
         """Ranks that are called, in the order of `calls`."""
-        return tuple(call.rank for call in self.calls)
+        return tuple([call.rank for call in self.calls])
 
     @property
     def fetches_all(self) -> bool:

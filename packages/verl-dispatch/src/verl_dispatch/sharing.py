@@ -19,13 +19,19 @@ __all__ = ["bytes_of_answers", "bytes_of_call", "bytes_of_calls", "shared_object
 
 def shared_objects(calls: Sequence[RankCall]) -> dict[int, SharedObject]:
     """Objects that more than one of these calls carries, by `id`; the calls keep them alive."""
+    # Where all ranks get the same arguments, their calls hold the very same containers.
+    alike: dict[tuple[int, int], list[RankCall]] = {}
+    for call in calls:
+        alike.setdefault((id(call.args), id(call.kwargs)), []).append(call)
     ranks: dict[int, list[int]] = {}
     values: dict[int, Any] = {}
-    for call in calls:
-        for value in {id(value): value for value in _objects_of(call)}.values():
+    for group in alike.values():
+        for value in {id(value): value for value in _objects_of(group[0])}.values():
             values[id(value)] = value
-            ranks.setdefault(id(value), []).append(call.rank)
-    return {key: SharedObject(values[key], tuple(found)) for key, found in ranks.items() if len(found) > 1}
+            ranks.setdefault(id(value), []).extend(call.rank for call in group)
+    return {
+        key: SharedObject(values[key], tuple(sorted(found))) for key, found in ranks.items() if len(found) > 1
+    }
 
 
 def _objects_of(call: RankCall) -> Iterator[Any]:
