@@ -1,8 +1,7 @@
-"""Operations on a plain TensorDict: the same answers as DataProto gives."""
+"""Row operations on a plain TensorDict: the same answers as DataProto gives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,19 +13,13 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl_protocol import errors
 from verl_protocol import tensordict_ops as ops
 from verl_protocol.batch import DataProto
-from verl_protocol.batch_data import BatchData, NotABatchError
-from verl_protocol.jagged import ragged_dim
-from verl_protocol.nested_tensors import RaggedDimError
+from verl_protocol.batch_data import BatchData
 from verl_protocol.tensordict_batch import NotATensorDictError
 
 
 def jagged(lengths: list[int], start: float = 0.0) -> torch.Tensor:
     values = torch.arange(start, start + sum(lengths))
     return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, *lengths]).cumsum(0))
-
-
-def rows_of(tensor: torch.Tensor) -> list[Any]:
-    return [row.tolist() for row in tensor.unbind()]
 
 
 def make(num_rows: int, **meta: Any) -> TensorDict:
@@ -44,108 +37,6 @@ def proto(data: TensorDict) -> DataProto:
 
 def same(one: TensorDict, other: DataProto | TensorDict) -> bool:
     return proto(one).equals(other if isinstance(other, DataProto) else proto(other))
-
-
-# Entries
-
-
-def test_get_tensordict_takes_columns_and_data() -> None:
-    columns = {"a": torch.zeros(2, 3), "s": ["x", "y"], "n": np.arange(2), "l": [[1, 2], [3, 4]]}
-    others = {"step": 1, "list": [1, 2, 3], "none": None}
-    data = ops.get_tensordict(columns, others)
-    assert data.batch_size == (2,)
-    assert [ops.get(data, key) for key in ("s", "n", "l")] == [["x", "y"], [0, 1], [[1, 2], [3, 4]]]
-    assert {key: ops.get(data, key) for key in others} == others
-    assert columns["s"] == ["x", "y"]
-
-
-def test_get_tensordict_of_data_only_has_no_rows() -> None:
-    data = ops.get_tensordict({}, {"metrics": {"loss": 1.0}})
-    assert data.batch_size == ()
-    assert ops.get(data, "metrics") == {"loss": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("columns", "others", "error"),
-    [
-        ({"a": torch.zeros(2), "b": torch.zeros(3)}, {}, errors.RowCountError),
-        ({"a": torch.zeros(2), "s": ["x"]}, {}, errors.RowCountError),
-        ({"a": torch.zeros(2)}, {"a": 1}, errors.KeyCollisionError),
-        ({"s": "xy"}, {}, errors.ColumnTypeError),
-        ({"s": 5}, {}, errors.ColumnTypeError),
-        ({"a": torch.tensor(1.0)}, {}, errors.ScalarColumnError),
-    ],
-)
-def test_get_tensordict_names_what_does_not_fit(
-    columns: dict[str, Any], others: dict[str, Any], error: type[Exception]
-) -> None:
-    with pytest.raises(error, match=r"a|s"):
-        ops.get_tensordict(columns, others)
-
-
-def test_get_reads_every_kind_of_entry() -> None:
-    data = make(2, k={"x": 1})
-    assert ops.get(data, "a").tolist() == [0, 1]
-    assert ops.get(data, "s") == ["s0", "s1"]
-    assert ops.get(data, "k") == {"x": 1}
-    assert ops.get(data, "nope") is None
-    assert ops.get(data, "nope", 5) == ops.get_non_tensor_data(data, "nope", 5) == 5
-    assert ops.get_non_tensor_data(data, "k", None) == {"x": 1}
-
-
-def test_unwrap_gives_the_value() -> None:
-    assert ops.unwrap_non_tensor_data(NonTensorData(3)) == 3
-    assert ops.unwrap_non_tensor_data(NonTensorStack("a", "b")) == ["a", "b"]
-    assert ops.unwrap_non_tensor_data("plain") == "plain"
-    tensor = torch.ones(2, requires_grad=True)
-    assert ops.unwrap_non_tensor_data(tensor) is tensor
-
-
-def test_pop_takes_the_entry_out() -> None:
-    data = make(2, k=1)
-    assert [ops.pop(data, "s"), ops.pop(data, "k"), ops.pop(data, "k", "gone")] == [["s0", "s1"], 1, "gone"]
-    assert set(data.keys()) == {"a", "o", "j"}
-
-
-def test_get_keys_and_pop_keys_give_a_tensordict() -> None:
-    data = make(2, k=1)
-    got = ops.get_keys(data, ["s", "k"])
-    assert (ops.get(got, "s"), ops.get(got, "k"), got.batch_size) == (["s0", "s1"], 1, (2,))
-    popped = ops.pop_keys(data, ["a", "s"])
-    assert set(popped.keys()) == {"a", "s"}
-    assert set(data.keys()) == {"o", "j", "k"}
-
-
-def test_unknown_keys_are_named_and_nothing_is_taken() -> None:
-    data = make(2)
-    for function in (ops.get_keys, ops.pop_keys):
-        with pytest.raises(KeyError, match="'nope'"):
-            function(data, ["a", "nope"])
-    assert "a" in set(data.keys())
-    assert set(ops.get_keys(data, "a").keys()) == {"a"}
-
-
-def test_assigning_lists_and_values() -> None:
-    data = make(2)
-    assert ops.assign_non_tensor(data, names=["x", "x"], config={"lr": [1]}, flag=None) is data
-    assert ops.get(data, "names") == ["x", "x"]
-    assert ops.get(data, "config") == {"lr": [1]}
-    assert isinstance(data.get("names"), NonTensorStack)
-    ops.assign_non_tensor_data(data, "names", [1, 2])
-    assert isinstance(data.get("names"), NonTensorData)
-    ops.assign_non_tensor_stack(data, "names", [[1, 2], [3, 4]])
-    assert ops.get(data[1:], "names") == [[3, 4]]
-
-
-@pytest.mark.parametrize(("value", "error"), [(["x"], errors.RowCountError), ("xy", errors.ColumnTypeError)])
-def test_a_stack_needs_one_entry_per_row(value: Any, error: type[Exception]) -> None:
-    data = make(2)
-    with pytest.raises(error, match="names"):
-        ops.assign_non_tensor_stack(data, "names", value)
-    assert "names" not in set(data.keys())
-
-
-# Rows
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 4])
@@ -365,75 +256,8 @@ def test_differences_are_named(other: TensorDict, message: str) -> None:
         ops.assert_tensordict_eq(make(2, k=1), other)
 
 
-# Jagged tensors
-
-
-@pytest.mark.parametrize("lengths", [[3, 3], [3, 5], [3], [0, 2]])
-@pytest.mark.parametrize("ragged_idx", [None, 2])
-def test_the_last_dimension_is_ragged(lengths: list[int], ragged_idx: int | None) -> None:
-    rows = [torch.arange(4.0 * length).view(4, length) for length in lengths]
-    got = ops.nested_tensor_from_tensor_list(rows, ragged_idx)
-    assert ragged_dim(got) == 2
-    assert rows_of(got) == [row.tolist() for row in rows]
-
-
-def test_another_ragged_dimension_is_asked_for() -> None:
-    rows = [torch.zeros(2, 3), torch.zeros(4, 3)]
-    assert ragged_dim(ops.nested_tensor_from_tensor_list(rows, 1)) == 1
-    with pytest.raises(errors.RaggedRowsError):
-        ops.nested_tensor_from_tensor_list(rows)
-    for wrong in (0, 3):
-        with pytest.raises(RaggedDimError, match=f"got {wrong}"):
-            ops.nested_tensor_from_tensor_list(rows, wrong)
-
-
-def test_jagged_tensors_are_put_together() -> None:
-    got = ops.concat_nested_tensors([jagged([1, 2]), jagged([3], start=3.0)])
-    assert rows_of(got) == [[0.0], [1.0, 2.0], [3.0, 4.0, 5.0]]
-    flat = ops.nested_tensor_from_tensor_list([torch.zeros(3, 2)] * 2)
-    both = ops.concat_nested_tensors([flat, flat])
-    assert (ragged_dim(both), both.shape[0]) == (2, 4)
-    with pytest.raises(errors.ColumnMismatchError):
-        ops.concat_nested_tensors([flat, jagged([1])])
-    with pytest.raises(errors.NothingToConcatError):
-        ops.concat_nested_tensors([])
-
-
-def equal_rows_first_dim_ragged() -> torch.Tensor:
-    return torch.nested.nested_tensor_from_jagged(torch.arange(24).view(8, 3), torch.tensor([0, 4, 8]))
-
-
-def forgotten_ragged_dim() -> torch.Tensor:
-    tensor = ops.nested_tensor_from_tensor_list([torch.arange(12).view(4, 3), torch.arange(20).view(4, 5)])
-    tensor._ragged_idx = 1  # type: ignore[attr-defined]
-    return tensor
-
-
-@pytest.mark.parametrize(
-    ("make_ids", "rows"),
-    [
-        (equal_rows_first_dim_ragged, [torch.arange(12).view(4, 3), torch.arange(12, 24).view(4, 3)]),
-        (forgotten_ragged_dim, [torch.arange(12).view(4, 3), torch.arange(20).view(4, 5)]),
-    ],
-)
-def test_position_ids_are_repaired(make_ids: Callable[[], torch.Tensor], rows: list[torch.Tensor]) -> None:
-    data = TensorDict({}, [2])
-    data.set("position_ids", make_ids())
-    ops.maybe_fix_3d_position_ids(data)
-    assert ragged_dim(data["position_ids"]) == 2
-    assert rows_of(data["position_ids"]) == [row.tolist() for row in rows]
-    ops.maybe_fix_3d_position_ids(data)
-    assert rows_of(data["position_ids"]) == [row.tolist() for row in rows]
-
-
-@pytest.mark.parametrize("ids", [torch.zeros(2, 3, 4), jagged([2, 3]), None], ids=["dense", "flat", "none"])
-def test_other_position_ids_stay_as_they_are(ids: torch.Tensor | None) -> None:
-    data = TensorDict({} if ids is None else {"position_ids": ids}, [2])
-    ops.maybe_fix_3d_position_ids(data)
-    assert data.get("position_ids", None) is ids
-
-
-# The same answers
+def rows_of(tensor: torch.Tensor) -> list[Any]:
+    return [row.tolist() for row in tensor.unbind()]
 
 
 def test_every_name_is_there() -> None:
@@ -460,32 +284,3 @@ def test_a_batch_and_a_tensordict_agree(num_rows: int, chunks: int, divisor: int
     )
     assert BatchData(pieces).concat().batch_size == (num_rows,)
     assert same(BatchData(pieces).concat(), DataProto.concat(expected))
-
-
-def test_batches_of_any_kind_are_chunked_and_put_together() -> None:
-    for data in (make(4, k=1), proto(make(4, k=1))):
-        assert BatchData(data).is_chunkable
-        parts = BatchData(data).chunk(2)
-        assert BatchData(parts).is_concatable
-        whole = BatchData(parts).concat()
-        assert type(whole) is type(data)
-        assert len(whole) == 4
-    assert not BatchData([make(1), proto(make(1))]).is_concatable
-    assert not BatchData([]).is_concatable
-    assert not BatchData("text").is_chunkable
-
-
-def test_parts_that_differ_in_data_without_rows_are_an_error() -> None:
-    with pytest.raises(errors.MetaConflictError, match="'k'"):
-        BatchData([make(2, k=7), make(2, k=8)]).concat()
-    joined = BatchData([ops.get_tensordict({}, {"metrics": {"loss": loss}}) for loss in (1.0, 2.0)]).concat()
-    assert ops.get(joined, "metrics") == {"loss": [1.0, 2.0]}
-
-
-def test_parts_of_two_kinds_are_named_with_their_places() -> None:
-    with pytest.raises(NotABatchError, match=r"DataProto at \[0\], TensorDict at \[1\]"):
-        BatchData([proto(make(2)), make(2)]).concat()
-    with pytest.raises(NotABatchError, match="cannot chunk str"):
-        BatchData("text").chunk(2)
-    with pytest.raises(errors.NothingToConcatError):
-        BatchData([]).concat()
