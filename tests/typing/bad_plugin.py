@@ -43,6 +43,11 @@ def batches(group: LocalWorkerGroup[Trainer], batch: DataProto, rollouts: Rollou
     group.place(1)  # type: ignore[call-overload]
 
 
+def any_keyword(group: LocalWorkerGroup[Trainer], batch: DataProto) -> None:
+    group.with_options(batch, temperature=1.0)  # type: ignore[arg-type]
+    group.methods.lod("path")  # type: ignore[attr-defined]
+
+
 def results(group: LocalWorkerGroup[Trainer], batch: DataProto) -> None:
     group.load("path").upper()  # type: ignore[attr-defined]
     group.update_actor(batch).append(batch)  # type: ignore[attr-defined]

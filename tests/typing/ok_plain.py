@@ -46,6 +46,7 @@ def arguments_as_they_are(group: LocalWorkerGroup[BiggerTrainer]) -> None:
     assert_type(group.call(Trainer.on_even_ranks, 1), dict[int, int])
     assert_type(group.call(Trainer.set_many, 1, 2, key="value"), list[None])
     assert_type(group.call(BiggerTrainer.size), list[int])
+    assert_type(group.call(Trainer.anything, "value", 1, 2), list[int])
 
 
 def one_entry_per_worker(group: LocalWorkerGroup[BiggerTrainer], batch: DataProto) -> None:

@@ -102,3 +102,20 @@ def what_the_group_itself_has(group: LocalWorkerGroup[Trainer]) -> None:
 
 def unknown_workers(group: LocalWorkerGroup[Any]) -> None:
     assert_type(group.anything(1), Any)
+
+
+def methods_alone(group: LocalWorkerGroup[Trainer]) -> None:
+    assert_type(group.methods.load("path"), list[int])
+
+
+def maybe_no_group(group: LocalWorkerGroup[Trainer] | None, batch: DataProto) -> None:
+    if group is not None:
+        assert_type(group.update_actor(batch), DataProto)
+
+
+def any_keyword(group: LocalWorkerGroup[Trainer], batch: DataProto) -> None:
+    assert_type(group.with_options(batch, temperature=Broadcast(1.0)), DataProto)
+
+
+def role_in_process(group: LocalWorkerGroup, batch: DataProto) -> None:
+    assert_type(group.role("actor", Trainer).update_actor(batch), DataProto)

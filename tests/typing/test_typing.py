@@ -22,20 +22,16 @@ PLUGIN = "plugins = verl_dispatch.mypy_plugin"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def mypy(files: list[Path], folder: Path, *, plugin: bool, cwd: Path = ROOT) -> list[str]:
+def mypy(files: list[Path], folder: Path, *, plugin: bool) -> list[str]:
     """The errors of one run; runs with and without the plugin have caches of their own, which are kept."""
     kind = "plugin" if plugin else "plain"
     config = folder / f"{kind}.ini"
     lines = ["[mypy]", "strict = True", "python_version = 3.11", "explicit_package_bases = True"]
-    lines += [
-        "warn_unreachable = True",
-        f"mypy_path = {':'.join([*SOURCES, str(ROOT)])}",
-        PLUGIN if plugin else "",
-    ]
-    config.write_text("\n".join(lines))
+    lines += ["warn_unreachable = True", f"mypy_path = {':'.join([*SOURCES, str(ROOT), str(folder)])}"]
+    config.write_text("\n".join([*lines, PLUGIN if plugin else ""]))
     cache = ROOT / ".mypy_cache" / f"typing-{kind}"
     command = [sys.executable, "-m", "mypy", "--config-file", str(config), "--cache-dir", str(cache)]
-    done = subprocess.run([*command, *map(str, files)], cwd=cwd, capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, *map(str, files)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return [line for line in done.stdout.splitlines() if ": error:" in line]
 
@@ -83,3 +79,46 @@ def test_mypy_without_the_plugin(tmp_path: Path) -> None:
 
 def test_pyright(tmp_path: Path) -> None:
     assert_none(pyright(PLAIN, tmp_path))
+
+
+WORKER = """
+from verl_dispatch import Dispatch, Worker, register
+
+class Saver(Worker):
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save(self, path: str) -> int:
+        return 0
+"""
+MAKER = """
+from saver_worker import Saver
+from verl_dispatch import LocalWorkerGroup
+
+def make() -> LocalWorkerGroup[Saver]:
+    return LocalWorkerGroup(Saver, 2)
+"""
+USE = """
+from saver_maker import make
+
+def save() -> list[int]:
+    return make().save("path")
+"""
+
+
+def test_what_is_cached_stays_right_when_files_change(tmp_path: Path) -> None:
+    """The file with the call never imports the file with the worker class."""
+    worker, use = tmp_path / "saver_worker.py", tmp_path / "saver_use.py"
+    worker.write_text(WORKER)
+    (tmp_path / "saver_maker.py").write_text(MAKER)
+    use.write_text(USE)
+    assert_none(mypy([use], tmp_path, plugin=True))
+
+    use.write_text(USE.replace('"path"', "3"))
+    (error,) = mypy([use], tmp_path, plugin=True)
+    assert 'Argument 1 to "save" of "LocalWorkerGroup" has incompatible type "int"' in error
+
+    worker.write_text(WORKER.replace("path: str", "path: int"))
+    assert_none(mypy([use], tmp_path, plugin=True))
+
+    worker.write_text(WORKER.replace("path: str", "path: int").replace("ONE_TO_ALL", "RANK_ZERO"))
+    (error,) = mypy([use], tmp_path, plugin=True)
+    assert 'got "int", expected "list[int]"' in error

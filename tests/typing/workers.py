@@ -104,6 +104,10 @@ class Trainer(Worker):
     def set_many(self, /, *values: int, **named: str) -> None: ...
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def anything(self, value: Any, *more: Any) -> int:
+        return 0
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def same(self, value: T) -> T:
         return value
 
@@ -160,6 +164,10 @@ class Trainer(Worker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"), blocking=False)
     def update_on_mesh_later(self, batch: DataProto) -> DataProto:
+        return batch
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def with_options(self, /, batch: DataProto, **options: float) -> DataProto:
         return batch
 
     # ONE_TO_ONE

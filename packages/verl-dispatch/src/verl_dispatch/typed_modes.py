@@ -7,7 +7,7 @@ read these classes and know no mode by name; nothing here runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
@@ -111,6 +111,9 @@ class DirectRollout(Mode[Never, Never, Never]): ...
 class NdBatches(Mode[Rows, Res, "DataProtoFuture[Res]"]):
     # At run time this mode is a dict.
     def __getitem__(self, key: str, /) -> Callable[..., Any]:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[str]:
         raise NotImplementedError
 
 
