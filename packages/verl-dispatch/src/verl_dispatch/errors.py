@@ -18,6 +18,7 @@ __all__ = [
     "MeshError",
     "MethodOverrideError",
     "NoBatchError",
+    "NoInstanceMethodError",
     "RankSetError",
     "RefusedPairError",
     "ReservedNameError",
@@ -240,7 +241,17 @@ class MethodOverrideError(_Facts, TypeError):
     def __init__(self, cls: str, name: str, base: str, problem: str) -> None:
         super().__init__(
             f"{cls}.{name} overrides the registered {base}.{name} {problem}; "
-            "decorate the override with the same dispatch_mode, or give it another name"
+            "decorate the override with the same modes, or give it another name"
+        )
+
+
+class NoInstanceMethodError(_Facts, TypeError):
+    """A registered method that does not take the worker as its first argument."""
+
+    def __init__(self, cls: str, name: str, kind: str) -> None:
+        super().__init__(
+            f"{cls}.{name} is registered, but is a {kind}: a group runs methods of its workers; "
+            f"register a method that takes self, and call the {kind} from there"
         )
 
 

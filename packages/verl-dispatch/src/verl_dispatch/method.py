@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_dispatch.errors import MethodOverrideError, ReservedNameError
+from verl_dispatch.errors import MethodOverrideError, NoInstanceMethodError, ReservedNameError
 from verl_dispatch.labels import Labels
 from verl_dispatch.modes import Execute
 from verl_dispatch.register import MAGIC_ATTR, RegisterOptions, register_options
@@ -132,12 +132,15 @@ def registered_methods(cls: type, reserved: frozenset[str] = frozenset()) -> dic
     Raises:
         ReservedNameError: a method named like something that the group needs.
         MethodOverrideError: an override that drops or changes the registration of what it overrides.
+        NoInstanceMethodError: a registered class method or static method.
         TypeError: a mode that has lost its functions.
     """
     found: dict[str, RegisteredMethod] = {}
     for name in dir(cls):
         function = inspect.getattr_static(cls, name)
         _check_override(cls, name, function)
+        if isinstance(function, classmethod | staticmethod) and hasattr(function.__func__, MAGIC_ATTR):
+            raise NoInstanceMethodError(cls.__qualname__, name, type(function).__name__)
         if not hasattr(function, MAGIC_ATTR):
             continue
         if name in reserved:
@@ -156,4 +159,7 @@ def _check_override(cls: type, name: str, function: Any) -> None:
             raise MethodOverrideError(cls.__qualname__, name, base.__qualname__, "without @register")
         if own["dispatch_mode"] != marks["dispatch_mode"]:
             change = f"with {mode_name(own['dispatch_mode'])} instead of {mode_name(marks['dispatch_mode'])}"
+            raise MethodOverrideError(cls.__qualname__, name, base.__qualname__, change)
+        if own["execute_mode"] != marks["execute_mode"]:
+            change = f"with execute mode {own['execute_mode'].name} instead of {marks['execute_mode'].name}"
             raise MethodOverrideError(cls.__qualname__, name, base.__qualname__, change)

@@ -258,11 +258,21 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         return self._bound(method)
 
     def _bound(self, method: Any) -> GroupMethod[..., Any, Any, Any]:
-        name = method if isinstance(method, str) else getattr(method, "__name__", repr(method))
-        found = self._methods.get(name)
+        if isinstance(method, str):
+            found, given = self._methods.get(method), method
+        else:
+            found, given = self._methods.get(_name_of(method)), getattr(method, "__qualname__", repr(method))
+            if found is not None and method is not found._method.function and not self._inherits(method):
+                found = None
         if found is None:
-            raise self._unknown(name)
+            raise self._unknown(given)
         return found
+
+    def _inherits(self, function: Any) -> bool:
+        """Whether it is the worker class's own, or overridden there: what is run is then the override."""
+        name = _name_of(function)
+        known = (vars(base).get(name) for base in getattr(self._worker_class, "__mro__", ()))
+        return any(getattr(each, "__qualname__", None) == function.__qualname__ for each in known)
 
     @property
     def on(self) -> type[GroupWorker]:
@@ -359,6 +369,10 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
     def __repr__(self) -> str:
         prefix = f" {self.name_prefix!r}" if self.name_prefix else ""
         return f"<{self._label()}{prefix} of {self.world_size}>"
+
+
+def _name_of(method: Any) -> str:
+    return str(getattr(method, "__name__", ""))
 
 
 class MethodNames(Generic[GroupWorker, GroupRef]):
