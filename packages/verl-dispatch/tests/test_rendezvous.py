@@ -15,6 +15,7 @@ from verl_dispatch.process_group import (
     ReduceOp,
 )
 from verl_dispatch.rendezvous import Rendezvous, Seat, ThreadProcessGroup
+from verl_protocol import DataProto, all_gather_data_proto
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -75,6 +76,26 @@ def test_all_gather_gives_each_rank_its_own_copies_in_rank_order() -> None:
         return [part.tolist() for part in parts]
 
     assert meet(3, body) == [[[0], [1], [2]], [[10], [1], [2]], [[20], [1], [2]]]
+
+
+def test_objects_of_all_ranks_are_copies() -> None:
+    def body(group: ProcessGroup) -> Any:
+        mine: dict[str, Any] = {"rank": group.rank, "weights": [torch.ones(2) * group.rank]}
+        parts = group.all_gather_object(mine)
+        mine["weights"].clear()
+        group.barrier()
+        return [(part["rank"], float(part["weights"][0].sum())) for part in parts]
+
+    assert meet(3, body) == [[(0, 0.0), (1, 2.0), (2, 4.0)]] * 3
+
+
+def test_batches_of_all_ranks() -> None:
+    def body(group: ProcessGroup) -> Any:
+        data = DataProto.from_dict({"i": torch.arange(group.rank + 1) + 10 * group.rank})
+        all_gather_data_proto(data, group)
+        return data.tensor("i").tolist()
+
+    assert meet(2, body) == [[0, 10, 11]] * 2
 
 
 def test_broadcast_from_any_rank_overwrites_in_place() -> None:
@@ -179,7 +200,7 @@ def test_outside_a_call_there_is_nobody_to_meet() -> None:
         ThreadProcessGroup(1, 2, Seat()).barrier()
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "broadcast", "barrier"])
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "all_gather_object", "broadcast", "barrier"])
 def test_a_rank_that_runs_alone_raises_instead_of_waiting(name: str) -> None:
     group = LonelyProcessGroup(0, 2, "ranks run one after the other; use concurrent=True")
     arguments = [] if name == "barrier" else [torch.ones(1)]

@@ -22,13 +22,14 @@ PROGRAM = textwrap.dedent(
     mean = torch.tensor([[1.0, 5.0], [rank * 2.0, 0.0]]).t()
     group.all_reduce(mean, "mean")
     gathered = group.all_gather(torch.tensor([rank]))
+    objects = group.all_gather_object({"rank": rank})
     source = group.broadcast(torch.tensor(rank + 7), source=1)
     group.barrier()
     group.destroy()
     again = group.all_reduce(torch.tensor(rank + 1), "product")
     group.destroy()
     with open(out, "w") as file:
-        file.write(repr([mean.tolist(), [int(g) for g in gathered], int(source), int(again)]))
+        file.write(repr([mean.tolist(), [int(g) for g in gathered], objects, int(source), int(again)]))
     """
 )
 
@@ -46,7 +47,7 @@ def test_two_processes_meet(tmp_path: Path) -> None:
     finally:
         for process in processes:
             process.kill()
-    expected = repr([[[1.0, 1.0], [5.0, 0.0]], [0, 1], 8, 2])
+    expected = repr([[[1.0, 1.0], [5.0, 0.0]], [0, 1], [{"rank": 0}, {"rank": 1}], 8, 2])
     assert [out.read_text() for out in outs] == [expected, expected]
 
 

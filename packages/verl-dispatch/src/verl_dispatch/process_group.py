@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from abc import ABC, abstractmethod
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -82,6 +83,10 @@ class ProcessGroup(ABC):
             return [tensor.detach().clone()]
         return self._all_gather(tensor)
 
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Every rank's `value`, in rank order, as copies; anything that can be pickled."""
+        return [_copy_of(value)] if self.world_size == 1 else self._all_gather_object(value)
+
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Overwrite `tensor` with that of rank `source`, in place, and return it."""
         if not 0 <= source < self.world_size:
@@ -106,6 +111,9 @@ class ProcessGroup(ABC):
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]: ...
 
     @abstractmethod
+    def _all_gather_object(self, value: Any) -> list[Any]: ...
+
+    @abstractmethod
     def _broadcast(self, tensor: torch.Tensor, source: int) -> None: ...
 
     @abstractmethod
@@ -127,6 +135,9 @@ class LonelyProcessGroup(ProcessGroup):
 
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         raise self._refuse("all_gather")
+
+    def _all_gather_object(self, value: Any) -> list[Any]:
+        raise self._refuse("all_gather_object")
 
     def _broadcast(self, tensor: torch.Tensor, source: int) -> None:
         raise self._refuse("broadcast")
@@ -175,9 +186,10 @@ class TorchProcessGroup(ProcessGroup):
                 self.rank, "torch.distributed", "MASTER_ADDR and MASTER_PORT are not set"
             )
         backend = "cpu:gloo"
-        if torch.cuda.is_available():
+        device_index = _device_index(info)
+        if device_index is not None:
             backend = "cpu:gloo,cuda:nccl"
-            torch.cuda.set_device(info.device_index or 0)
+            torch.cuda.set_device(device_index)
         dist.init_process_group(
             backend,
             init_method=f"tcp://{_url_host(info.master_addr)}:{info.master_port}",
@@ -204,13 +216,19 @@ class TorchProcessGroup(ProcessGroup):
         dist.all_gather(outputs, source)
         return outputs
 
+    def _all_gather_object(self, value: Any) -> list[Any]:
+        outputs: list[Any] = [None] * self.world_size
+        self._distributed().all_gather_object(outputs, value)
+        return outputs
+
     def _broadcast(self, tensor: torch.Tensor, source: int) -> None:
         packed = tensor.detach().contiguous()
         self._distributed().broadcast(packed, src=source)
         _overwrite(tensor, packed)
 
     def _barrier(self) -> None:
-        self._distributed().barrier()
+        # dist.barrier would pick the GPU where there is one, and ranks may share it.
+        self._distributed().all_reduce(torch.zeros(1))
 
 
 def reduce_in_rank_order(parts: list[torch.Tensor], op: ReduceOp) -> torch.Tensor:
@@ -240,6 +258,17 @@ def _divide_in_place(tensor: torch.Tensor, divisor: int) -> None:
         tensor.div_(divisor)
     else:
         tensor.div_(divisor, rounding_mode="floor")
+
+
+def _device_index(info: RankInfo) -> int | None:
+    """The GPU of this rank; None on CPU, and in a group whose backend gave the rank none."""
+    if info.device_index is not None or not torch.cuda.is_available():
+        return info.device_index
+    return None if info.backend else info.local_rank % torch.cuda.device_count()
+
+
+def _copy_of(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value, protocol=5))
 
 
 def _url_host(host: str) -> str:

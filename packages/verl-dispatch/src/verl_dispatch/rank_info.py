@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
@@ -142,7 +142,7 @@ def building(
     make_process_group: Callable[[RankInfo], ProcessGroup] = TorchProcessGroup,
     *,
     sets_environment: bool = True,
-    fused_workers: MutableMapping[str, Any] | None = None,
+    fused_workers: dict[str, Any] | None = None,
 ) -> Iterator[WorkerSite]:
     """Run a worker's constructor in this context: the first `Worker` made takes `rank_info`.
 
@@ -152,9 +152,8 @@ def building(
     >>> worker.rank, worker.world_size
     (2, 4)
     """
-    site = WorkerSite(rank_info, make_process_group, sets_environment)
-    if isinstance(fused_workers, dict):
-        site.fused_workers = fused_workers
+    siblings = {} if fused_workers is None else fused_workers
+    site = WorkerSite(rank_info, make_process_group, sets_environment, siblings)
     token = _SITE.set(site)
     try:
         yield site

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
@@ -128,6 +129,11 @@ class ThreadProcessGroup(ProcessGroup):
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         parts = self._meet(("all_gather", *_form(tensor)), tensor.detach(), _cloned)
         return _cloned(parts)
+
+    def _all_gather_object(self, value: Any) -> list[Any]:
+        # Pickled by its owner, who alone may look at it while the others go on.
+        parts = self._meet(("all_gather_object",), pickle.dumps(value, protocol=5), list)
+        return [pickle.loads(part) for part in parts]
 
     def _broadcast(self, tensor: torch.Tensor, source: int) -> None:
         step = ("broadcast", source, *_form(tensor))

@@ -20,18 +20,26 @@ def all_gather_data_proto(data: DataProto, process_group: Any = None) -> None:
 
     Args:
         data: this rank's batch; changed in place.
-        process_group: a group of torch.distributed; None for the default one.
+        process_group: a group of torch.distributed, None for the default one; or anything with
+            `all_gather_object(value) -> list`, such as what a worker's `process_group()` gives.
 
     Raises:
         MissingColumnsError, ColumnMismatchError, MetaConflictError: the batches do not fit together; `data`
             is then as it was.
     """
+    whole = DataProto.concat(_of_all_ranks(data, process_group))
+    device = _device_of(data)
+    data._become(whole if device is None else whole.to(device))
+
+
+def _of_all_ranks(data: DataProto, process_group: Any) -> list[Any]:
+    """Every rank's batch, in rank order."""
+    if hasattr(process_group, "all_gather_object"):
+        return list(process_group.all_gather_object(wire.pack(data)))
     distributed: Any = torch.distributed
     parts: list[Any] = [None] * distributed.get_world_size(process_group)
     distributed.all_gather_object(parts, wire.pack(data), group=process_group)
-    whole = DataProto.concat(parts)
-    device = _device_of(data)
-    data._become(whole if device is None else whole.to(device))
+    return parts
 
 
 def _device_of(data: DataProto) -> torch.device | None:
