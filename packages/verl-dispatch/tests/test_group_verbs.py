@@ -257,6 +257,8 @@ def test_balance_of_equal_sizes_may_be_padded(group: Any) -> None:
     assert rows_of(method(batch(6, auto_padding=True))) == list(range(6))
     with pytest.raises(ValueError, match=r"6 rows .* 4 workers"):
         method(batch(6))
+    assert rows_of(group.batch.options(balance="w")(batch(2, auto_padding=True))) == [0, 1]
+    assert rows_of(group.batch.options(balance="w")(batch(0))) == []
 
 
 @pytest.mark.parametrize(
@@ -278,6 +280,9 @@ def test_options_that_mean_nothing_are_refused(group: Any, options: dict[str, An
 def test_options_that_the_call_cannot_honour_are_refused(group: Any) -> None:
     with pytest.raises(CallOptionError, match="none of the call's batches has this column"):
         group.batch.options(balance="nope")(batch(4))
+    named = DataProto.from_dict(non_tensors={"name": ["a", "b", "c", "d"]})
+    with pytest.raises(CallOptionError, match=r"balance='name' .* holds no numbers"):
+        group.batch.options(balance="name")(named)
     with pytest.raises(CallOptionError, match="no input order to restore"):
         group.each_later.options(balance="w")(batch(4))
     with pytest.raises(RefusedPairError, match=r"RANK_ZERO .* DP_COMPUTE_PROTO"):

@@ -110,10 +110,12 @@ def row_weights(batch: Any, key: str) -> Any:
     proto = _as_proto(batch)
     column = proto._columns().get(key)
     if column is None:
-        return proto.non_tensor_batch.get(key)
+        found = proto.non_tensor_batch.get(key)
+        return None if found is None else [float(value) for value in found]
     if column.is_nested:
         return [float(row.sum()) for row in column.unbind()]
-    return column.reshape(column.shape[0], -1).to(torch.float64).sum(dim=1)
+    numbers = column.to(torch.float64)
+    return numbers.flatten(1).sum(dim=1) if numbers.dim() > 1 else numbers
 
 
 def _as_proto(batch: Any) -> DataProto:

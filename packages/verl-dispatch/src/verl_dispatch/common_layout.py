@@ -59,7 +59,10 @@ def _equal_rows(known: _Found, method: str) -> int:
 
 def _weights(known: _Found, key: str) -> Any:
     for _, batch in known:
-        weights = batches.row_weights(batch, key)
+        try:
+            weights = batches.row_weights(batch, key)
+        except (TypeError, ValueError) as error:
+            raise CallOptionError(f"balance={key!r}", f"the column holds no numbers ({error})") from None
         if weights is not None:
             return weights
     raise CallOptionError(f"balance={key!r}", "none of the call's batches has this column")

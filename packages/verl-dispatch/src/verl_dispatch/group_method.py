@@ -51,17 +51,7 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         if self._blocking:
             result = self.call(*args, **kwargs)  # type: ignore[assignment]
             return result
-        plan = with_worker_trims(self._usable_plan(args, kwargs))
-        # Says that the caller gets futures: others may read the answers, so a backend can prepare them for
-        # that.
-        pendings = self._group._send(plan, self._options.changed(blocking=False))
-        if plan.collect.kind == "batch":
-            future = self._group._data_future(plan, pendings)
-            if self._padding_asked(args, kwargs):
-                batches.ask_for_padding(future)
-            result = future
-        else:
-            result = plan.collect.arrange(self._group._futures(plan, pendings))
+        result = self._later(args, kwargs)
         return result
 
     def call(self, *args: GP.args, **kwargs: GP.kwargs) -> G_co:
@@ -143,6 +133,19 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
 
     def __repr__(self) -> str:
         return f"<{self.__name__}{self.__signature__} of {self._group!r}, {self._context.mode}>"
+
+    def _later(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        plan = with_worker_trims(self._usable_plan(args, kwargs))
+        # Says that the caller gets futures: others may read the answers, so a backend can prepare them for
+        # that.
+        pendings = self._group._send(plan, self._options.changed(blocking=False))
+        if plan.collect.kind == "batch":
+            result: Any = self._group._data_future(plan, pendings)
+        else:
+            result = plan.collect.arrange(self._group._futures(plan, pendings))
+        if batches.is_future(result) and self._padding_asked(args, kwargs):
+            batches.ask_for_padding(result)
+        return result
 
     def _padding_asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         values = [value for value in (*args, *kwargs.values()) if batches.is_splittable(value)]

@@ -108,9 +108,11 @@ def balanced_layout(
     Raises:
         UnevenRowsError: fewer rows than parts, or equal sizes asked of rows that do not divide.
     """
+    if 0 < num_rows < num_parts:
+        if not padded:
+            raise UnevenRowsError(label, num_rows, num_parts, too_few=True)
+        equal_size = True
     missing = -num_rows % num_parts if equal_size else 0
-    if 0 < num_rows < num_parts and not (equal_size and padded):
-        raise UnevenRowsError(label, num_rows, num_parts, too_few=True)
     if missing and not padded:
         raise UnevenRowsError(label, num_rows, num_parts)
     found = balanced_partition(
