@@ -143,6 +143,9 @@ def test_items_are_rows() -> None:
     assert items[1].meta_info == {"k": 1}
     assert items[1].batch.batch_size == torch.Size([])
     assert collate_fn(items[::-1]) == data[::-1]
+    assert items[1] == data[1]
+    assert items[1] != data[2]
+    assert items[1] != "something else"
 
 
 def test_items_that_do_not_fit_together_are_errors() -> None:

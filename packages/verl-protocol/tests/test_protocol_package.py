@@ -38,8 +38,8 @@ data, _ = pad_dataproto_to_divisor(data[[0, 1, 2]].union(DataProto.from_dict({"b
 assert data.tensor("a").tolist() == [0, 0, 1, 0] and data[0].non_tensor_batch["s"] == "a"
 assert list(data.make_iterator(2, 1)) and repr(data) and data.equals(data.select())
 """
-    assert "tensordict" not in loaded_after(program)
-    assert "tensordict" in loaded_after(program + "\ndata.batch")
+    check = "import sys; assert 'tensordict' not in sys.modules"
+    assert "tensordict" in loaded_after(f"{program}\n{check}\ndata.batch")
 
 
 def test_every_exported_name_exists_and_is_documented() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from verl_protocol import DataProto, fold_batch_dim, unfold_batch_dim
+from verl_protocol import DataProto, fold_batch_dim, pad_dataproto_to_divisor, unfold_batch_dim
 from verl_protocol.columns import jagged_of
 
 
@@ -63,6 +63,12 @@ def test_columns_are_cut_into_rows_and_the_others_repeated() -> None:
     assert cut.non_tensor_batch["array"].tolist() == [[0], [1], [2], [3]]
     assert cut.non_tensor_batch["s"].tolist() == ["x", "x", "y", "y"]
     assert data.unfold_column_chunks(2).batch["u"].tolist() == [0, 0, 1, 1]
+
+
+def test_pad_rows_are_still_known_after_cutting() -> None:
+    data = DataProto.from_dict({"mask": torch.zeros(3, 2)})
+    padded, _ = pad_dataproto_to_divisor(data, 4)
+    assert padded.unfold_column_chunks(2, "mask").pad_mask.tolist() == [False] * 6 + [True] * 2
 
 
 @pytest.mark.parametrize(

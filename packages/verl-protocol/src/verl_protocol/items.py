@@ -11,6 +11,7 @@ import torch
 from verl_protocol import jagged
 from verl_protocol.columns import column_of, jagged_of
 from verl_protocol.conversion import list_of_dict_to_dict_of_list, row_of
+from verl_protocol.equality import equal
 from verl_protocol.errors import NothingToConcatError, RaggedRowsError
 from verl_protocol.metadata import METRICS, copy_meta, merge_meta
 from verl_protocol.state import BatchField, BatchState
@@ -28,6 +29,14 @@ class DataProtoItem(BatchState):
     batch: BatchField = BatchField()  # noqa: RUF009 - a descriptor, no default that instances share
     non_tensor_batch: dict[str, Any] = field(default_factory=dict)
     meta_info: dict[str, Any] = field(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DataProtoItem):
+            return NotImplemented
+        mine = (self._columns(), self.non_tensor_batch, self.meta_info)
+        return equal(mine, (other._columns(), other.non_tensor_batch, other.meta_info))
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def item_of(data: BatchState, row: int) -> DataProtoItem:

@@ -41,7 +41,7 @@ def pick(source: Mapping[str, Any], keys: Keys, kind: str, missing_ok: bool = Fa
 
 def select(data: S, batch: Keys, non_tensors: Keys, meta: Keys, deepcopy: bool, missing_ok: bool) -> S:
     """A batch of some of the columns; None stands for all."""
-    sources = (data._columns(), data.non_tensor_batch, data.meta_info)
+    sources: list[Mapping[str, Any]] = [data._columns(), data.non_tensor_batch, data.meta_info]
     wanted = zip(sources, (batch, non_tensors, meta), (TENSOR, NON_TENSOR, META), strict=True)
     picked = [
         dict(source) if keys is None else pick(source, keys, kind, missing_ok)

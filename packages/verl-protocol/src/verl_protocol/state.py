@@ -24,6 +24,9 @@ CORE_ATTRIBUTES = frozenset(
     ["_tensors", "_tensordict", "_num_rows", "_device", "non_tensor_batch", "meta_info"]
 )
 
+PAD_MASK = "pad mask of verl_protocol"
+"""The name of the pad mask while it goes through a row operation: none that a user's column has."""
+
 
 class Columns(NamedTuple):
     """Tensors that stand in for a TensorDict until somebody asks for one."""
@@ -161,7 +164,7 @@ class BatchState:
         tensors = operation(self._columns()) if self._has_batch() else None
         made = self._with(tensors, num_rows, operation(self.non_tensor_batch), meta)
         if self._pad_mask is not None:
-            made._pad_mask = operation({"mask": self._pad_mask})["mask"]
+            made._pad_mask = operation({PAD_MASK: self._pad_mask})[PAD_MASK]
         return made
 
     def _split_rows(self, sizes: Sequence[int]) -> list[Self]:
