@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from verl_dispatch import Dispatch, Worker, register
-from verl_dispatch.local import LocalWorkerGroup
+from verl_dispatch import Dispatch, LocalWorkerGroup, Worker, register
 from verl_examples.gradients import data_parallel_step
 from verl_protocol import DataProto
 

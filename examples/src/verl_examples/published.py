@@ -17,12 +17,12 @@ os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 import ray
 import torch
 from torch import Tensor, nn
-from verl_dispatch import Dispatch, register
-from verl_dispatch.worker import Worker
+from verl_dispatch import Dispatch, Worker, register
 from verl_protocol import DataProto
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
 NUM_WORKERS, PROMPTS_PER_WORKER, NUM_STEPS = 8, 64, 40
+LEARNING_RATE = 1.0
 
 
 class Experience(TypedDict):
@@ -41,7 +41,6 @@ class PPOWorker(Worker):
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self.policy = nn.Sequential(nn.Embedding(10, 32), nn.Linear(32, 10))
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=0.05)
         self.source = torch.Generator().manual_seed(self.rank)
 
     @register(Dispatch.ALL_TO_ALL)
@@ -59,8 +58,7 @@ class PPOWorker(Worker):
     def update_policy(self, grads: list[Tensor]) -> None:
         """Step along the gradients that all workers get."""
         for parameter, gradient in zip(self.policy.parameters(), grads, strict=True):
-            parameter.grad = gradient
-        self.optimizer.step()
+            parameter.data -= LEARNING_RATE * gradient
 
 
 def prompts_of(step: int) -> DataProto | list[Tensor]:

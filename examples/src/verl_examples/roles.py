@@ -8,9 +8,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from verl_dispatch import ClassWithInitArgs, WorkerGroup
+from verl_dispatch import ClassWithInitArgs, LocalWorkerGroup, WorkerGroup
 from verl_dispatch.colocate import create_colocated_worker_raw_cls
-from verl_dispatch.local import LocalWorkerGroup
 
 from verl_examples.model import ModelConfig
 from verl_examples.settings import Settings

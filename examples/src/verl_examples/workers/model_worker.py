@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from verl_dispatch import Dispatch, register
-from verl_dispatch.worker import Worker
+from verl_dispatch import Dispatch, Worker, register
 from verl_protocol import DataProto
 
 from verl_examples.settings import Settings

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch
-from verl_dispatch import Dispatch, register
-from verl_dispatch.worker import Worker
+from verl_dispatch import Dispatch, Worker, register
 from verl_protocol import DataProto
 
 from verl_examples.tokenizer import CharTokenizer
