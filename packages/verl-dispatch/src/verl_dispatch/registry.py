@@ -38,31 +38,31 @@ _EXECUTE_FUNCTION_NAMES: dict[Execute, str] = {
 _RANK_SELECTORS: dict[Execute, SelectRanks] = {}
 
 
-def get_predefined_dispatch_fn(dispatch_mode: Dispatch) -> dict[str, Callable[..., Any]]:
+def get_predefined_dispatch_fn(mode: Dispatch) -> dict[str, Callable[..., Any]]:
     """The functions of a mode, predefined or registered since: `{"dispatch_fn", "collect_fn"}`.
 
     Raises:
         TypeError: no such mode, or a mode without functions.
     """
     try:
-        return DISPATCH_MODE_FN_REGISTRY[dispatch_mode]
+        return DISPATCH_MODE_FN_REGISTRY[mode]
     except (KeyError, TypeError):
-        raise _not_a_mode(dispatch_mode) from None
+        raise _not_a_mode(mode) from None
 
 
-def get_predefined_execute_fn(execute_mode: Execute) -> dict[str, str]:
+def get_predefined_execute_fn(mode: Execute) -> dict[str, str]:
     """The name of the group's low-level function for an execute mode: `{"execute_fn_name": ...}`."""
-    check_execute_mode(execute_mode)
-    return {"execute_fn_name": _EXECUTE_FUNCTION_NAMES.get(execute_mode, "execute_all")}
+    check_execute_mode(mode)
+    return {"execute_fn_name": _EXECUTE_FUNCTION_NAMES.get(mode, "execute_all")}
 
 
 def register_dispatch_mode(
-    dispatch_mode_name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
+    name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
 ) -> Dispatch:
     """Adds a dispatch mode and returns it; only the driver needs to know it.
 
     Args:
-        dispatch_mode_name: the new member's name.
+        name: the new member's name.
         dispatch_fn: `dispatch_fn(group, *args, **kwargs)` returns `(args, kwargs)` whose lists have one entry
             per worker, or a CallPlan.
         collect_fn: `collect_fn(group, outputs)` gets all answers in rank order: values when the call blocks,
@@ -78,28 +78,26 @@ def register_dispatch_mode(
         >>> mode is Dispatch.SUM_OF_ALL, Dispatch.remove("SUM_OF_ALL") is mode
         (True, True)
     """
-    _check_functions(dispatch_mode_name, dispatch_fn, collect_fn)
-    mode = Dispatch.register(dispatch_mode_name)
+    _check_functions(name, dispatch_fn, collect_fn)
+    mode = Dispatch.register(name)
     DISPATCH_MODE_FN_REGISTRY[mode] = {"dispatch_fn": dispatch_fn, "collect_fn": collect_fn}
     return mode
 
 
-def update_dispatch_mode(
-    dispatch_mode: Any, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
-) -> None:
+def update_dispatch_mode(mode: Any, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]) -> None:
     """Replaces the functions of a mode; groups already bound follow at their next call.
 
     Raises:
         TypeError: no such mode.
         ValueError: a function cannot be called.
     """
-    if not isinstance(dispatch_mode, Dispatch) or dispatch_mode not in Dispatch:
-        raise _not_a_mode(dispatch_mode)
-    _check_functions(dispatch_mode.name, dispatch_fn, collect_fn)
-    DISPATCH_MODE_FN_REGISTRY[dispatch_mode] = {"dispatch_fn": dispatch_fn, "collect_fn": collect_fn}
+    if not isinstance(mode, Dispatch) or mode not in Dispatch:
+        raise _not_a_mode(mode)
+    _check_functions(mode.name, dispatch_fn, collect_fn)
+    DISPATCH_MODE_FN_REGISTRY[mode] = {"dispatch_fn": dispatch_fn, "collect_fn": collect_fn}
 
 
-def register_execute_mode(execute_mode_name: str, select_ranks: SelectRanks) -> ExecuteSome:
+def register_execute_mode(name: str, select_ranks: SelectRanks) -> ExecuteSome:
     """Adds an execute mode: `select_ranks(world_size)` names the ranks that run; answers are `{rank: value}`.
 
     Raises:
@@ -108,7 +106,7 @@ def register_execute_mode(execute_mode_name: str, select_ranks: SelectRanks) -> 
     """
     if not callable(select_ranks):
         raise TypeError(f"select_ranks must be a function of the world size, got {select_ranks!r}")
-    mode = Execute.register(execute_mode_name)
+    mode = Execute.register(name)
     _RANK_SELECTORS[mode] = select_ranks
     return cast("ExecuteSome", mode)
 

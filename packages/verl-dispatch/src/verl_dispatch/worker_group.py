@@ -350,7 +350,8 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
             blocking=method.blocking,
         )
 
-    def __getattr__(self, name: str) -> GroupMethod[..., Any, Any, Any]:
+    # Any: with fused roles an attribute may also be a group.
+    def __getattr__(self, name: str) -> Any:
         # Only what is nowhere else comes here: private names must stay plain AttributeErrors while a group is
         # built.
         if name.startswith("_"):
