@@ -42,6 +42,7 @@ def test_batches_of_any_kind_are_chunked_and_put_together() -> None:
     assert not BatchData([make(1), proto(make(1))]).is_concatable
     assert not BatchData([]).is_concatable
     assert not BatchData("text").is_chunkable
+    assert (BatchData(make(1)).is_chunkable(), BatchData("text").is_chunkable()) == (True, False)
 
 
 def test_parts_that_differ_in_data_without_rows_are_an_error() -> None:

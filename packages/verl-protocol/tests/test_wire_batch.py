@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -82,6 +83,27 @@ def test_tensors_inside_objects_and_meta_info_travel_too() -> None:
     got = pickle.loads(payload, buffers=buffers)
     assert got.equals(data)
     assert rows[0]["pixels"] is image
+
+
+class Pair(NamedTuple):
+    """A row of a user's own."""
+
+    left: torch.Tensor
+    right: int
+
+
+def test_tensors_inside_other_containers_travel_too() -> None:
+    weights = torch.nn.Linear(30, 30).state_dict()
+    counts: defaultdict[str, list[Any]] = defaultdict(list, {"x": [torch.zeros(200)]})
+    data = DataProto.from_dict(
+        non_tensors={"p": [Pair(torch.zeros(300), 1)]}, meta_info={"weights": weights, "counts": counts}
+    )
+    payload, buffers = out_of_band(data)
+    assert sorted(map(len, buffers)) == [800, 1200, 3600]
+    got = pickle.loads(payload, buffers=buffers)
+    assert [type(got.meta_info[key]) for key in ("weights", "counts")] == [OrderedDict, defaultdict]
+    assert got.meta_info["counts"]["new"] == []
+    assert (type(got.non_tensor_batch["p"][0]), got.non_tensor_batch["p"][0].right) == (Pair, 1)
 
 
 def test_rows_that_share_an_object_still_do() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import pickle
 import subprocess
 import sys
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -120,6 +124,21 @@ def test_loading_and_sending_on_imports_no_tensordict(tmp_path: Any) -> None:
     command = [sys.executable, "-W", "error", "-c", IMPORTS, str(tmp_path / "batch")]
     told = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (told.stdout.strip(), told.stderr) == ("[]", "")
+
+
+@pytest.mark.parametrize("send", [pickle.dumps, out_of_band, copy.deepcopy, wire.dumps])
+def test_tensors_are_freed_as_soon_as_nobody_needs_them(send: Callable[[Any], Any]) -> None:
+    data = full(100)
+    data.meta_info["weights"] = [torch.zeros(1000)]
+    held = [weakref.ref(data), weakref.ref(data.meta_info["weights"][0])]
+    gc.collect()
+    gc.disable()
+    try:
+        send(data)
+        del data
+        assert [reference() for reference in held] == [None, None]
+    finally:
+        gc.enable()
 
 
 def resident_bytes() -> int:

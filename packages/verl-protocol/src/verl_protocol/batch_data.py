@@ -9,8 +9,11 @@ from verl_protocol.batch import DataProto
 from verl_protocol.errors import NothingToConcatError
 from verl_protocol.metadata import METRICS
 from verl_protocol.nested import is_tensordict
+from verl_protocol.tensordict_batch import as_batch, as_tensordict, has_rows, stacked_keys
 
 if TYPE_CHECKING:
+    from tensordict import TensorDict
+
     from verl_protocol.futures import DataProtoFuture
 
 __all__ = ["BatchData", "NotABatchError"]
@@ -33,6 +36,17 @@ def _counted(kinds: Sequence[str]) -> str:
     return ", ".join(f"{kind} at {found}" for kind, found in places.items()) or "nothing"
 
 
+class Answer(int):
+    """Yes or no, for code that reads `is_chunkable` and for code that calls it."""
+
+    def __call__(self) -> bool:
+        """The answer."""
+        return bool(self)
+
+    def __repr__(self) -> str:
+        return repr(bool(self))
+
+
 class BatchData:
     """A batch, a future of one, or a list of such parts, whatever their kind.
 
@@ -46,14 +60,14 @@ class BatchData:
         self.data = data
 
     @property
-    def is_chunkable(self) -> bool:
+    def is_chunkable(self) -> Answer:
         """Whether `chunk` can split this by rows."""
-        return _kind_of(self.data) is not None
+        return Answer(_kind_of(self.data) is not None)
 
     @property
-    def is_concatable(self) -> bool:
+    def is_concatable(self) -> Answer:
         """Whether this is a list (or tuple) of parts of one kind, at least one."""
-        return isinstance(self.data, (list, tuple)) and _common_kind(self.data) is not None
+        return Answer(isinstance(self.data, (list, tuple)) and _common_kind(self.data) is not None)
 
     def chunk(self, chunks: int, uneven: bool = False) -> list[Any]:
         """`chunks` parts of the rows, in order; of equal size unless `uneven`.
@@ -68,7 +82,8 @@ class BatchData:
         if kind != "TensorDict":
             parts: list[Any] = self.data.chunk(chunks, uneven=uneven)
             return parts
-        return [part.to_tensordict() for part in _proto_of(self.data).chunk(chunks, uneven=uneven)]
+        pieces = as_batch(self.data).chunk(chunks, uneven=uneven)
+        return [as_tensordict(piece, self.data) for piece in pieces]
 
     def concat(self) -> Any:
         """The rows of all parts; entries without rows must agree, and metrics become flat lists.
@@ -90,8 +105,14 @@ def concat_parts(parts: Sequence[Any]) -> Any:
     if kind == "DataProtoFuture":
         return type(parts[0]).concat(list(parts))
     if kind == "TensorDict":
-        return DataProto.concat([_proto_of(part) for part in parts]).to_tensordict()
+        return _concat_tensordicts(parts)
     return DataProto.concat(list(parts))
+
+
+def _concat_tensordicts(parts: Sequence[TensorDict]) -> TensorDict:
+    stacked = stacked_keys(parts)
+    whole = DataProto.concat([as_batch(part, stacked) for part in parts])
+    return as_tensordict(whole, next((part for part in parts if has_rows(part)), parts[0]))
 
 
 def num_rows_of(batch: Any) -> int:
@@ -102,7 +123,7 @@ def num_rows_of(batch: Any) -> int:
 def narrow_part(batch: Any, start: int, stop: int) -> Any:
     """Rows `start` to `stop` as views; the metrics stay with the first row."""
     if not isinstance(batch, DataProto):
-        return narrow_part(_proto_of(batch), start, stop).to_tensordict()
+        return as_tensordict(narrow_part(as_batch(batch), start, stop), batch)
     part = batch.slice(start, stop)
     if start > 0:
         part.meta_info.pop(METRICS, None)
@@ -129,10 +150,6 @@ def _future_kind(value: object) -> str | None:
 def _common_kind(parts: Sequence[object]) -> str | None:
     kinds = {_kind_of(part) for part in parts}
     return kinds.pop() if len(kinds) == 1 else None
-
-
-def _proto_of(tensordict: Any) -> DataProto:
-    return DataProto.from_tensordict(tensordict)
 
 
 def as_future(value: Any) -> DataProtoFuture[Any] | None:

@@ -6,7 +6,8 @@ pickle that somebody else makes, `Encoder.part` puts a `Sent` in the place of ea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 import numpy as np
@@ -35,11 +36,14 @@ class Sent:
     __slots__ = ("_encoder", "_value")
 
     def __init__(self, encoder: Encoder, value: Any) -> None:
-        self._encoder = encoder
+        self._encoder: Encoder | None = encoder
         self._value = value
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        reduction = self._encoder.reduce(self._value)
+        encoder = self._encoder or Encoder(int(protocol))
+        # The encoder knows this object: without this, only the cycle collector would free the tensors.
+        self._encoder = None
+        reduction = encoder.reduce(self._value)
         return self._value.__reduce_ex__(protocol) if reduction is None else reduction
 
 
@@ -53,9 +57,13 @@ class Encoder:
 
     def __init__(self, protocol: int, asked: bool = False) -> None:
         self._protocol = protocol
+        self._asked = asked
         self._sent: dict[int, tuple[Any, Any]] = {}
         self._memory: dict[int, torch.Tensor] = {}
-        self.part: Callable[[Any], Any] = _itself if asked else self._replace
+
+    def part(self, value: Any) -> Any:
+        """The form in which a value inside another one goes into the pickle."""
+        return value if self._asked else self._replace(value)
 
     def reduce(self, value: Any) -> Reduction | None:
         """The function and arguments that make `value` again; None where pickle knows best."""
@@ -88,27 +96,36 @@ class Encoder:
         known = self._sent.get(id(value))
         if known is not None:
             return known[1]
-        if kind is np.ndarray or isinstance(value, (torch.Tensor, BatchState)) or is_tensordict(value):
+        if kind is torch.Tensor or kind is np.ndarray:
             return self._remember(value, Sent(self, value))
-        if kind is list or kind is tuple:
+        if kind is dict or kind is OrderedDict or kind is defaultdict:
+            return self._replace_values(value)
+        if kind is list or kind is tuple or hasattr(kind, "_fields"):
             return self._replace_items(value)
-        return self._replace_values(value) if kind is dict else value
+        if isinstance(value, (torch.Tensor, BatchState)) or is_tensordict(value):
+            return self._remember(value, Sent(self, value))
+        return value
 
     def _replace_items(self, value: Any) -> Any:
         if _PLAIN.issuperset(map(type, value)):
             return value
         self._remember(value, value)  # what a cycle leads back to
         items = [self._replace(item) for item in value]
-        changed = any(new is not old for new, old in zip(items, value, strict=True))
-        return self._remember(value, type(value)(items) if changed else value)
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        make = getattr(type(value), "_make", type(value))  # named tuples take their items one by one
+        return self._remember(value, make(items))
 
     def _replace_values(self, value: dict[Any, Any]) -> Any:
         if _PLAIN.issuperset(map(type, value.values())):
             return value
         self._remember(value, value)  # what a cycle leads back to
         entries = {key: self._replace(entry) for key, entry in value.items()}
-        changed = any(entries[key] is not entry for key, entry in value.items())
-        return self._remember(value, entries if changed else value)
+        if all(entries[key] is entry for key, entry in value.items()):
+            return value
+        changed = copy.copy(value)  # keeps what an OrderedDict or defaultdict has besides
+        changed.update(entries)
+        return self._remember(value, changed)
 
     def _remember(self, value: Any, form: Any) -> Any:
         # The value is kept beside its form, so its id cannot come to mean another object.
@@ -124,7 +141,3 @@ def _are_aliases(first: torch.Tensor, second: torch.Tensor) -> bool:
         return (tensor.dtype, tensor.shape, tensor.stride(), *flags)
 
     return first.data_ptr() != 0 and described(first) == described(second)
-
-
-def _itself(value: Any) -> Any:
-    return value

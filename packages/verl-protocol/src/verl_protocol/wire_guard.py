@@ -43,7 +43,9 @@ class _Guard:
 
 def watch(value: T) -> T:
     """`value`, whose tensors `check_unwritten` can tell about from now on."""
-    tensors = [(name, leaf) for name, leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
+    found = ((name, leaf) for name, leaf in leaves(value) if isinstance(leaf, torch.Tensor))
+    # Tensors made under inference mode count no writes.
+    tensors = [(name, tensor) for name, tensor in found if not tensor.is_inference()]
     guard = _Guard(tuple((name, tensor._version, tensor.detach()) for name, tensor in tensors))
     for _, tensor in tensors:
         setattr(tensor, GUARD_ATTRIBUTE, guard)
