@@ -86,9 +86,8 @@ def test_errors_come_first() -> None:
 
 
 def _doctor(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, **variables}
-    for name in ("UV_RUN_RECURSION_DEPTH", "RAY_ADDRESS"):
-        environ.pop(name, None)
+    ours = ("UV_RUN_RECURSION_DEPTH", "RAY_ADDRESS", "RAY_ENABLE_UV_RUN_RUNTIME_ENV")
+    environ = {name: value for name, value in os.environ.items() if name not in ours} | variables
     command = [sys.executable, "-m", "verl_ray", "doctor", *arguments]
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
 
@@ -102,12 +101,18 @@ def test_the_command_line_in_json_with_an_error() -> None:
     assert report["versions"]["ray"]
 
 
+def test_the_command_line_sees_the_uv_hook_that_it_turns_off_for_itself() -> None:
+    done = _doctor(UV_RUN_RECURSION_DEPTH="1")
+    assert done.returncode == 1, done.stderr
+    assert "error: this program runs under `uv run`" in done.stdout
+    assert "export RAY_ENABLE_UV_RUN_RUNTIME_ENV=0" in done.stdout
+    fine = _doctor(UV_RUN_RECURSION_DEPTH="1", RAY_ENABLE_UV_RUN_RUNTIME_ENV="0")
+    assert "uv run" not in fine.stdout
+
+
 @pytest.mark.usefixtures("shared_ray")
-def test_the_running_cluster_is_shown(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
-    code = main(["doctor"])
+def test_the_running_cluster_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor"], {})
     out = capsys.readouterr().out
     assert "CPU 8 of 8" in out
     assert "GPU 4 of 4" in out

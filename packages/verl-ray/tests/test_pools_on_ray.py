@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import ray
 from verl_ray.errors import PlacementNameTaken, PoolAlreadyPlaced, PoolClosed, PoolFull, SlotOverdrawn
-from verl_ray.placement import sort_placement_group_by_node_ip
+from verl_ray.placement import release, sort_placement_group_by_node_ip
 from verl_ray.pool_manager import ResourcePoolManager
 from verl_ray.pool_spec import InvalidPoolArgument
 from verl_ray.pool_surgery import extract_pg_from_exist, merge_resource_pool
@@ -253,6 +253,26 @@ def test_groups_of_existing_pools_are_chosen_by_size_from_the_named_pools_alone(
             extract_pg_from_exist(pools, ["critic"], RayResourcePool([2, 1], use_gpu=False))
         with pytest.raises(InvalidPoolArgument, match=r"\['typo'\], expected names among actor, critic"):
             extract_pg_from_exist(pools, ["typo"], wanted)
+
+
+def test_a_task_can_make_its_own_pool() -> None:
+    @ray.remote(num_cpus=0)
+    def inside() -> int:
+        with RayResourcePool([2], use_gpu=False) as pool:
+            return len(pool.slots())
+
+    assert ray.get(inside.remote(), timeout=60) == 2
+
+
+def test_a_detached_pool_outlives_its_object(free_resources: Resources) -> None:
+    pool = RayResourcePool([1], use_gpu=False, detached=True)
+    group = pool.slots()[0].placement_group
+    del pool
+    gc.collect()
+    time.sleep(0.3)
+    assert ray.util.placement_group_table(group)["state"] == "CREATED"
+    release([group])
+    assert free_resources()["CPU"] == 8.0
 
 
 def test_the_manager_frees_all_its_pools(free_resources: Resources) -> None:

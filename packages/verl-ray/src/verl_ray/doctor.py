@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,10 +20,10 @@ _GIB = 1024**3
 _BYTES = ("memory", "object_store_memory")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Run the command line; returns 1 where something will bite, else 0."""
     options = _parser().parse_args(arguments)
-    facts = gather_facts(options.address)
+    facts = gather_facts(os.environ if environ is None else environ, options.address)
     findings = check(facts)
     report = _as_json(facts, findings) if options.json else report_as_text(facts, findings)
     sys.stdout.write(report + "\n")

@@ -19,7 +19,7 @@ from verl_ray.cluster import NodeFacts, alive_nodes, dead_node_addresses
 from verl_ray.devices import DEVICE_MASKS
 from verl_ray.environment import RANK_VARIABLES
 
-__all__ = ["ClusterFacts", "DiskFacts", "DoctorFacts", "gather_facts", "gather_local_facts"]
+__all__ = ["ClusterFacts", "DiskFacts", "DoctorFacts", "gather_facts"]
 
 _PACKAGES = ("verl-ray", "verl-dispatch", "verl-protocol", "ray", "torch", "tensordict", "numpy")
 _SHARED_MEMORY = Path("/dev/shm")
@@ -57,22 +57,17 @@ class DoctorFacts:
     cluster: ClusterFacts = field(default_factory=ClusterFacts)
 
 
-def gather_facts(address: str | None = None) -> DoctorFacts:
+def gather_facts(environ: Mapping[str, str], address: str | None = None) -> DoctorFacts:
     """Look at this machine and at the running cluster, if there is one; none is started."""
-    return gather_local_facts(cluster=_look_at_cluster(address))
-
-
-def gather_local_facts(cluster: ClusterFacts | None = None) -> DoctorFacts:
-    """Look at this machine alone."""
     return DoctorFacts(
         python=platform.python_version(),
         versions=_versions(),
-        environ={name: value for name, value in os.environ.items() if _matters(name)},
+        environ={name: value for name, value in environ.items() if _matters(name)},
         # uv counts how deep `uv run` is nested, for the programs it starts.
-        under_uv_run="UV_RUN_RECURSION_DEPTH" in os.environ,
+        under_uv_run="UV_RUN_RECURSION_DEPTH" in environ,
         shared_memory=_disk(_SHARED_MEMORY) if sys.platform == "linux" else None,
-        session_disk=_disk(Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())),
-        cluster=cluster or ClusterFacts(),
+        session_disk=_disk(Path(environ.get("RAY_TMPDIR") or tempfile.gettempdir())),
+        cluster=_look_at_cluster(address),
     )
 
 
