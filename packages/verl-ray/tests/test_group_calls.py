@@ -20,7 +20,6 @@ from verl_dispatch import (
     register,
 )
 from verl_protocol import DataProto, DataProtoFuture
-
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
 WORLD = 4
@@ -157,7 +156,7 @@ def test_list_modes(group: RayWorkerGroup[Echo]) -> None:
 
 
 def test_a_list_of_any_other_length_is_an_error(group: RayWorkerGroup[Echo]) -> None:
-    with pytest.raises(ValueError, match="4 workers .* got 3"):
+    with pytest.raises(ValueError, match=r"4 workers .* got 3"):
         group.each([1, 2, 3])
 
 
@@ -271,7 +270,9 @@ def test_submit_and_stream(group: RayWorkerGroup[Echo]) -> None:
 
 
 def test_real_handles_reach_the_users_object(group: RayWorkerGroup[Echo]) -> None:
-    assert ray.get([handle.unregistered.remote(1) for handle in group.workers]) == [(r, 1) for r in range(WORLD)]
+    assert ray.get([handle.unregistered.remote(1) for handle in group.workers]) == [
+        (r, 1) for r in range(WORLD)
+    ]
     word = ray.get(group.workers[0].__ray_call__.remote(lambda worker: (type(worker).__name__, worker.word)))
     assert word == ("Echo", "hello")
 

@@ -14,7 +14,14 @@ from verl_ray.crew import Crew
 from verl_ray.group_errors import AttachError
 from verl_ray.host import WorkerReport
 
-__all__ = ["attach_by_handle", "attach_by_name", "destroy_detached"]
+__all__ = ["attach", "attach_by_handle", "attach_by_name", "destroy_detached"]
+
+
+def attach(group: str, names: Sequence[str] | None, handles: Sequence[Any] | None, timeout_s: float) -> Crew:
+    """A crew of running workers: by handle where handles are given, else by name."""
+    if handles is not None:
+        return attach_by_handle(group, handles, timeout_s)
+    return attach_by_name(group, names or (), timeout_s)
 
 
 def attach_by_name(group: str, names: Sequence[str], timeout_s: float) -> Crew:

@@ -14,6 +14,7 @@ from typing import Any
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.rank_info import RankInfo
 
+from verl_ray.failures import Survey, describe_failures
 from verl_ray.group_errors import NotTheOwnerError, StaleFutureError
 from verl_ray.health import Watch
 from verl_ray.host import WorkerReport
@@ -43,6 +44,7 @@ class Crew:
         spec: how to start the workers; None for workers that somebody else started.
         share: the group's place on its pool, given back on close.
         pool_closed: whether the pool under the workers was shut down.
+        grace_s: seconds that other ranks get to answer after a first one failed.
     """
 
     def __init__(
@@ -51,9 +53,11 @@ class Crew:
         spec: LaunchSpec | None = None,
         share: Share | None = None,
         pool_closed: Callable[[], bool] = lambda: False,
+        grace_s: float = 2.0,
     ) -> None:
-        self.name = name
+        self.name, self.grace_s = name, grace_s
         self.generation = 0
+        self.placement_s = 0.0
         self.handles: tuple[Any, ...] = ()
         self.names: tuple[str, ...] = ()
         self.watches: list[Watch] = []
@@ -124,10 +128,6 @@ class Crew:
             raise
         self._reports, self._launched = self._started.reports, None
 
-    def reports(self) -> Mapping[int, WorkerReport]:
-        """What each worker said about itself when it was set up."""
-        return self._reports
-
     def started(self) -> Started | None:
         """How the start went; None for workers that somebody else started."""
         self.ready()
@@ -163,6 +163,14 @@ class Crew:
         with self._lock:
             if self._broken is None and generation in (None, self.generation):
                 self._broken = Breakage(method, tuple(ranks))
+
+    def failure(self, method: str, ranks: Sequence[int], found: Survey, generation: int) -> WorkerGroupError:
+        """The error for what a survey of these ranks found; breaks the crew where that leaves it useless."""
+        errors = {ranks[index]: error for index, error in found.errors.items()}
+        silent = [ranks[index] for index in found.silent]
+        if not found.leaves_group_usable:
+            self.mark_broken(method, sorted(errors) or silent, generation)
+        return WorkerGroupError(self.name, method, describe_failures(errors, self._reports), silent)
 
     def restart(self) -> None:
         """End all workers and start them anew on the same slots, as the next generation.

@@ -13,14 +13,14 @@ from typing import Any, NoReturn
 
 import ray
 from ray.exceptions import GetTimeoutError, RayTaskError
-from verl_dispatch.errors import CallTimeout, WorkerGroupError
+from verl_dispatch.errors import CallTimeout
 from verl_dispatch.options import CallOptions
 from verl_dispatch.plan import CallPlan, RankCall
 from verl_dispatch.tracing import current_timer
 
 from verl_ray.actor_class import ANY_METHOD, routes_of
 from verl_ray.crew import Crew
-from verl_ray.failures import Survey, describe_failures, survey
+from verl_ray.failures import Survey, survey
 from verl_ray.message import ONE_READER, Answer, Readers
 from verl_ray.sending import Packer, store_shared
 
@@ -51,13 +51,12 @@ class Executor:
         crew: the workers.
         user_class: the class that the workers run, of all roles.
         role: whose methods are called; None where the workers hold one class only.
-        grace_s: seconds that other ranks get to answer after a first one failed.
     """
 
-    def __init__(self, crew: Crew, user_class: type, role: str | None, grace_s: float) -> None:
-        self._crew, self._role, self._grace_s = crew, role, grace_s
+    def __init__(self, crew: Crew, user_class: type, role: str | None) -> None:
+        self._crew, self._role = crew, role
         self._label = user_class.__name__
-        self._runners = {route.method: route.runner for route in routes_of(user_class) if route.role == role}
+        self._routes = {route.method: route for route in routes_of(user_class) if route.role == role}
         self._remotes: dict[tuple[str, bool], list[Any]] = {}
         self._generation = -1
 
@@ -80,7 +79,7 @@ class Executor:
         return pendings
 
     def _routed(self, method: str, call: RankCall) -> RankCall:
-        if method in self._runners:
+        if method in self._routes:
             return call
         return RankCall(call.rank, (self._role, method, *call.args), call.kwargs)
 
@@ -90,7 +89,7 @@ class Executor:
             self._generation, self._remotes = self._crew.generation, {}
         found = self._remotes.get((method, with_rows))
         if found is None:
-            runner = self._runners.get(method, ANY_METHOD)
+            runner = self._routes[method].runner if method in self._routes else ANY_METHOD
             options = {"name": f"{self._label}.{method}", "num_returns": 2 if with_rows else 1}
             found = [getattr(handle, runner).options(**options) for handle in self._crew.handles]
             self._remotes[method, with_rows] = found
@@ -101,7 +100,7 @@ class Executor:
 
         Raises:
             WorkerGroupError: a rank failed.
-            CallTimeout: not all ranks answered in time.
+            CallTimeout: not all ranks answered in time; async methods are cancelled.
         """
         timer = current_timer()
         if timer is not None:
@@ -144,28 +143,19 @@ class Executor:
         ):
             found = survey(refs, 0.0)
             if not found.errors:
-                self._give_up(refs, found)
+                self._give_up(method, refs, found)
                 raise CallTimeout(
                     self._crew.name, method, timeout_s, [ranks[i] for i in found.silent]
                 ) from None
         else:
-            found = survey(refs, self._grace_s)
-        raise self.failure(method, pendings, found) from None
+            found = survey(refs, self._crew.grace_s)
+        raise self._crew.failure(method, ranks, found, pendings[0].generation) from None
 
-    def failure(self, method: str, pendings: Sequence[Pending], found: Survey) -> WorkerGroupError:
-        """The error that says what a survey found; the crew is broken where that leaves it useless."""
-        ranks = [pending.rank for pending in pendings]
-        errors = {ranks[index]: error for index, error in found.errors.items()}
-        silent = [ranks[index] for index in found.silent]
-        if not found.leaves_group_usable and pendings:
-            self._crew.mark_broken(method, sorted(errors) or silent, pendings[0].generation)
-        failures = describe_failures(errors, self._crew.reports())
-        return WorkerGroupError(self._crew.name, method, failures, silent)
-
-    def _give_up(self, refs: Sequence[Any], found: Survey) -> None:
-        """Take back what has not begun, and stop what can be stopped: async methods."""
-        for index in found.silent:
-            ray.cancel(refs[index])
+    def _give_up(self, method: str, refs: Sequence[Any], found: Survey) -> None:
+        """Stop async methods, which would hold their worker; others cannot be stopped."""
+        if method in self._routes and self._routes[method].is_async:
+            for index in found.silent:
+                ray.cancel(refs[index])
 
     def stream(
         self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None

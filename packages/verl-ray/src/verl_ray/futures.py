@@ -7,45 +7,58 @@ the worker that gets a piece of the future learns the counts and fetches only th
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import RayActorError, RayTaskError
 from verl_dispatch.collectors import BatchCollector
 from verl_dispatch.plan import CallPlan
 from verl_protocol import DataProtoFuture
+
+from verl_ray.failures import survey
 
 if TYPE_CHECKING:
     from verl_ray.crew import Crew
     from verl_ray.executor import Pending
 
-__all__ = ["AnswerPart", "data_future"]
+__all__ = ["AnswerPart", "BatchFuture", "data_future", "fetch_answers"]
 
 
 class AnswerPart:
     """One rank's answer, or its row count, as a part of a `DataProtoFuture`.
 
-    In the driver it knows the workers that make it, and is refused once they have been restarted. A copy
-    that was sent elsewhere is a bare reference.
+    In the driver it knows the workers that make it, and is refused once they have been restarted. A copy that
+    was sent elsewhere is a bare reference.
     """
 
-    __slots__ = ("_crew", "_generation", "_method", "ref")
+    __slots__ = ("_crew", "_generation", "method", "rank", "ref")
 
-    def __init__(self, ref: Any, crew: Crew | None = None, generation: int = 0, method: str = "") -> None:
-        self.ref = ref
+    def __init__(
+        self, ref: Any, rank: int = 0, crew: Crew | None = None, generation: int = 0, method: str = ""
+    ) -> None:
+        self.ref, self.rank, self.method = ref, rank, method
         self._crew = None if crew is None else weakref.ref(crew)
-        self._generation, self._method = generation, method
+        self._generation = generation
 
-    def check_fresh(self) -> None:
-        """Refuse a result of workers that are no more.
+    @property
+    def crew(self) -> Crew | None:
+        """The workers that make it, where they are known."""
+        return None if self._crew is None else self._crew()
+
+    @property
+    def fresh_ref(self) -> Any:
+        """The reference.
 
         Raises:
-            StaleFutureError: the group was restarted since.
+            StaleFutureError: the workers were restarted since.
         """
-        crew = None if self._crew is None else self._crew()
-        if crew is not None:
-            crew.check_generation(self._method, self._generation)
+        if (crew := self.crew) is not None:
+            crew.check_generation(self.method, self._generation)
+        return self.ref
 
     def result(self, timeout: float | None = None) -> Any:
         """The value.
@@ -54,26 +67,68 @@ class AnswerPart:
             StaleFutureError: the group was restarted since.
             TimeoutError: it was not there in time.
         """
-        self.check_fresh()
-        return ray.get(self.ref, timeout=timeout)
+        return fetch_answers([self], timeout)[0]
 
     def __await__(self) -> Any:
-        self.check_fresh()
-        return self.ref.__await__()
+        if self.crew is None:
+            return self.ref.__await__()
+        return asyncio.to_thread(self.result).__await__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self.check_fresh()
-        return AnswerPart, (self.ref,)
+        return AnswerPart, (self.fresh_ref, self.rank)
+
+
+class BatchFuture(DataProtoFuture[Any]):
+    """A `DataProtoFuture` whose parts are fetched together, and whose failures are those of a call."""
+
+    def get(self, timeout: float | None = None, fetch: Any = None) -> Any:
+        """The batch; see `DataProtoFuture.get`.
+
+        Raises:
+            WorkerGroupError: a worker failed.
+            StaleFutureError: the group was restarted since.
+            TimeoutError: it was not there in time.
+        """
+        return super().get(timeout, fetch or partial(fetch_answers, timeout=timeout))
+
+    def row_count(self, timeout: float | None = None, fetch: Any = None) -> int:
+        """How many rows this has; see `DataProtoFuture.row_count`."""
+        return super().row_count(timeout, fetch or partial(fetch_answers, timeout=timeout))
+
+
+def fetch_answers(parts: Sequence[Any], timeout: float | None = None) -> list[Any]:
+    """The values of many parts at once.
+
+    Raises:
+        WorkerGroupError: a worker of a group known here failed.
+    """
+    crews = [part.crew if isinstance(part, AnswerPart) else None for part in parts]
+    refs = [part.fresh_ref if isinstance(part, AnswerPart) else part for part in parts]
+    try:
+        values: list[Any] = ray.get(refs, timeout=timeout)
+    except (RayTaskError, RayActorError):
+        crew = next((crew for crew in crews if crew is not None), None)
+        if crew is None:
+            raise
+        mine = [index for index, each in enumerate(crews) if each is crew]
+        found = survey([refs[index] for index in mine], crew.grace_s)
+        ranks = [parts[index].rank for index in mine]
+        if not found.errors:
+            raise
+        raise crew.failure(parts[mine[0]].method, ranks, found, crew.generation) from None
+    return values
 
 
 def data_future(crew: Crew, plan: CallPlan, pendings: Sequence[Pending]) -> DataProtoFuture[Any]:
     """The future of a batch mode's result."""
     by_rank = {pending.rank: pending for pending in pendings}
     answers = [by_rank[rank] for rank in plan.fetched_ranks]
-    return DataProtoFuture(
+    return BatchFuture(
         plan.collect.collect,
-        [AnswerPart(each.ref, crew, each.generation, plan.method) for each in answers],
-        row_counts=[AnswerPart(each.rows_ref, crew, each.generation, plan.method) for each in answers],
+        [AnswerPart(each.ref, each.rank, crew, each.generation, plan.method) for each in answers],
+        row_counts=[
+            AnswerPart(each.rows_ref, each.rank, crew, each.generation, plan.method) for each in answers
+        ],
         row_aligned=_joins_in_order(plan),
     )
 

@@ -1,9 +1,10 @@
-"""From the parameters of `RayWorkerGroup` to what starts its workers. Nothing is started here."""
+"""From the parameters of `RayWorkerGroup` to a crew with a place on the pool. No worker is started here."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +15,18 @@ from verl_dispatch.register import MAGIC_ATTR, register_options
 
 from verl_ray.actor import RayClassWithInitArgs
 from verl_ray.actor_class import classes_of
+from verl_ray.crew import Crew
 from verl_ray.environment import checked_env, forwarded_env, merge_env, merge_runtime_env
 from verl_ray.group_errors import DetachedGroupError, TransportRefusedError, UnsupportedOptionError
 from verl_ray.host import Assignment
+from verl_ray.launch import LaunchSpec
 from verl_ray.rank_env import local_ranks
+from verl_ray.rendezvous import RendezvousRequest
 from verl_ray.resources import RayResourcePool
+from verl_ray.shares import demand_of_options
 from verl_ray.slots import Slot
 
-__all__ = ["GroupRequest", "random_prefix", "worker_options"]
+__all__ = ["GroupRequest", "hire", "random_prefix"]
 
 BACKEND = "ray"
 
@@ -37,6 +42,11 @@ class GroupRequest:
     name: str
     pool: RayResourcePool
     template: RayClassWithInitArgs[Any]
+    rendezvous: RendezvousRequest
+    strategy: str
+    device_name: str
+    timeout_s: float
+    grace_s: float
     detached: bool = False
     use_gpu: bool | None = None
     worker_env: Mapping[str, str] | None = None
@@ -123,8 +133,34 @@ def random_prefix() -> str:
     return f"group_{secrets.token_hex(3)}"
 
 
-def worker_options(options: Mapping[str, Any], slot: Slot) -> dict[str, Any]:
-    """The common options, bound to one slot."""
+def hire(request: GroupRequest) -> Crew:
+    """A crew with a place on the pool, whose workers are not yet started.
+
+    Raises:
+        ResourceUnavailable: the cluster cannot place the pool, or the pool has no room for another group.
+    """
+    options = request.options()
+    begin = time.perf_counter()
+    slots = request.pool.place(request.strategy, request.device_name)
+    placement_s = time.perf_counter() - begin
+    spec = LaunchSpec(
+        group=request.name,
+        template=request.template,
+        options=tuple(_on_slot(options, slot) for slot in slots),
+        names=request.worker_names(),
+        assignments=request.assignments(slots),
+        rendezvous=request.rendezvous,
+        timeout_s=request.timeout_s,
+        grace_s=request.grace_s,
+    )
+    share = request.pool.acquire(request.name, demand_of_options(options))
+    pool = request.pool
+    crew = Crew(request.name, spec, share, lambda: pool.closed, request.grace_s)
+    crew.placement_s = placement_s
+    return crew
+
+
+def _on_slot(options: Mapping[str, Any], slot: Slot) -> dict[str, Any]:
     place = PlacementGroupSchedulingStrategy(
         slot.placement_group, placement_group_bundle_index=slot.bundle_index
     )

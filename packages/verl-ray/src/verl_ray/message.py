@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import ray
+from verl_dispatch.future_parts import FuturePart
+from verl_protocol import DataProtoFuture
 from verl_protocol.wire import check_unwritten, pack
 
 __all__ = [
@@ -69,9 +71,19 @@ def open_message(
     args, kwargs, answer = message
     if not refs:
         return args, kwargs, answer
-    filled = tuple(refs[arg.index] if isinstance(arg, Slot) else arg for arg in args)
-    named = {key: refs[arg.index] if isinstance(arg, Slot) else arg for key, arg in kwargs.items()}
-    return filled, named, answer
+    filled = tuple([_filled(arg, refs) for arg in args])
+    return filled, {key: _filled(arg, refs) for key, arg in kwargs.items()}, answer
+
+
+def _filled(value: Any, refs: tuple[Any, ...]) -> Any:
+    if isinstance(value, Slot):
+        return refs[value.index]
+    if isinstance(value, DataProtoFuture):
+        if value.row_counts is not None:
+            value.row_counts = [_filled(count, refs) for count in value.row_counts]
+    elif isinstance(value, FuturePart):
+        _filled(value.future, refs)
+    return value
 
 
 def prepare_answer(value: Any, answer: Answer) -> Any:

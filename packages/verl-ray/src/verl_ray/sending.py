@@ -7,13 +7,18 @@ reference.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
+from verl_dispatch.future_parts import FuturePart
 from verl_dispatch.plan import RankCall, SharedObject
+from verl_protocol import DataProtoFuture
 from verl_protocol.wire import nbytes_of
 
+from verl_ray.futures import AnswerPart
 from verl_ray.message import ONE_READER, Answer, Message, Readers, Slot, is_plain, packed
 
 __all__ = ["STORE_FROM_BYTES", "Packer", "is_worth_storing", "parallel_put", "store_shared"]
@@ -76,12 +81,32 @@ class Packer:
         return (packed(message, self._readers), *refs)
 
     def _place(self, value: Any, refs: list[Any]) -> Any:
-        ref = value if isinstance(value, ray.ObjectRef) else self._stored.get(id(value))
-        if ref is None:
-            return value
-        if ref not in refs:
-            refs.append(ref)
-        return Slot(refs.index(ref))
+        """The value, or what stands in the message for what goes beside it."""
+        if isinstance(value, ray.ObjectRef):
+            return _slot(value, refs)
+        if isinstance(value, DataProtoFuture):
+            return self._place_future(value, refs)
+        if isinstance(value, FuturePart):
+            return replace(value, future=self._place_future(value.future, refs))
+        ref = self._stored.get(id(value))
+        return value if ref is None else _slot(ref, refs)
+
+    def _place_future(self, future: DataProtoFuture[Any], refs: list[Any]) -> DataProtoFuture[Any]:
+        """The future with its row counts beside it: a worker must know them before it knows what to fetch."""
+        if not future.tells_rows or future.row_counts is None:
+            return future
+        placed = copy.copy(future)
+        placed.row_counts = [
+            _slot(count.fresh_ref, refs) if isinstance(count, AnswerPart) else count
+            for count in future.row_counts
+        ]
+        return placed
+
+
+def _slot(ref: Any, refs: list[Any]) -> Slot:
+    if ref not in refs:
+        refs.append(ref)
+    return Slot(refs.index(ref))
 
 
 def _all_plain(values: Iterable[Any]) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import signature
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, overload
 
@@ -18,7 +18,7 @@ from verl_protocol import DataProtoFuture
 
 from verl_ray.actor import RayClassWithInitArgs
 from verl_ray.actor_class import roles_of
-from verl_ray.attach import attach_by_handle, attach_by_name
+from verl_ray.attach import attach
 from verl_ray.crew import Crew
 from verl_ray.defaults import UnsaidStr
 from verl_ray.executor import Executor, Pending
@@ -29,12 +29,10 @@ from verl_ray.group_errors import (
     UnknownRolesError,
     UnsupportedOptionError,
 )
-from verl_ray.group_setup import GroupRequest, random_prefix, worker_options
+from verl_ray.group_setup import GroupRequest, hire, random_prefix
 from verl_ray.health import Death, Watch
-from verl_ray.launch import LaunchSpec
 from verl_ray.rendezvous import RendezvousRequest
 from verl_ray.resources import RayResourcePool
-from verl_ray.shares import demand_of_options
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -45,28 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["RayWorkerGroup"]
 
 V = TypeVar("V")
-
-_KEYWORDS = [
-    "resource_pool",
-    "ray_cls_with_init",
-    "bin_pack",
-    "name_prefix",
-    "detached",
-    "worker_names",
-    "worker_handles",
-    "ray_wait_register_center_timeout",
-    "use_gpu",
-    "device_name",
-    "worker_env",
-    "forward_env",
-    "master_addr",
-    "master_port",
-    "master_port_range",
-    "profile_steps",
-    "worker_nsight_options",
-    "wait",
-    "on_restart",
-]
 
 
 class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
@@ -152,82 +128,49 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         **unknown: Any,
     ) -> None:
         for name in unknown:
-            raise UnknownKeywordError(name, _KEYWORDS)
-        super().__init__(resource_pool)
+            raise UnknownKeywordError(name, list(signature(RayWorkerGroup).parameters)[:-1])
         if ray_cls_with_init is None:
             raise UnsupportedOptionError("ray_cls_with_init", None, "a RayClassWithInitArgs")
+        super().__init__(resource_pool)
         self._registered_methods(ray_cls_with_init.user_class)
         self.name_prefix = name_prefix or random_prefix()
-        self.on_restart = on_restart
+        self.is_detached, self.on_restart = bool(detached), on_restart
         self._template: RayClassWithInitArgs[Any] = ray_cls_with_init
-        self.is_detached = bool(detached)
-        self._placement_s = 0.0
+        timeout_s = ray_wait_register_center_timeout
         if worker_names is not None or worker_handles is not None:
-            limit = ray_wait_register_center_timeout
-            self._adopt(
-                self._attached(worker_names, worker_handles, limit), ray_cls_with_init.user_class, None
-            )
+            self._adopt(attach(self.name_prefix, worker_names, worker_handles, timeout_s), None)
             return
         if resource_pool is None:
-            raise UnsupportedOptionError(
-                "resource_pool", None, "a RayResourcePool, or worker_names or worker_handles"
-            )
-        meeting = RendezvousRequest(master_addr, master_port, master_port_range)
+            expected = "a RayResourcePool, or worker_names or worker_handles"
+            raise UnsupportedOptionError("resource_pool", None, expected)
         request = GroupRequest(
-            self.name_prefix,
-            resource_pool,
-            ray_cls_with_init,
-            self.is_detached,
-            use_gpu,
-            worker_env,
-            forward_env,
-            profile_steps,
-            worker_nsight_options,
-        )
-        strategy = "STRICT_PACK" if bin_pack else "PACK"
-        crew = self._hired(request, strategy, device_name, meeting, ray_wait_register_center_timeout)
-        self._adopt(crew, ray_cls_with_init.user_class, None)
-        crew.start()
-        if wait:
-            crew.ready()
-
-    def _hired(
-        self,
-        request: GroupRequest,
-        strategy: str,
-        device_name: str,
-        meeting: RendezvousRequest,
-        timeout_s: float,
-    ) -> Crew:
-        """A crew with a place on the pool, not yet started."""
-        options = request.options()
-        begin = time.perf_counter()
-        slots = request.pool.place(strategy, device_name)
-        self._placement_s = time.perf_counter() - begin
-        share = request.pool.acquire(request.name, demand_of_options(options))
-        spec = LaunchSpec(
-            group=request.name,
-            template=request.template,
-            options=tuple(worker_options(options, slot) for slot in slots),
-            names=request.worker_names(),
-            assignments=request.assignments(slots),
-            rendezvous=meeting,
+            name=self.name_prefix,
+            pool=resource_pool,
+            template=ray_cls_with_init,
+            rendezvous=RendezvousRequest(master_addr, master_port, master_port_range),
+            strategy="STRICT_PACK" if bin_pack else "PACK",
+            device_name=device_name,
+            detached=self.is_detached,
+            use_gpu=use_gpu,
+            worker_env=worker_env,
+            forward_env=forward_env,
+            profile_steps=profile_steps,
+            worker_nsight_options=worker_nsight_options,
             timeout_s=timeout_s,
             grace_s=self.grace_s,
         )
-        return Crew(request.name, spec, share, lambda: request.pool.closed)
+        self._adopt(hire(request), None)
+        self._crew.start()
+        if wait:
+            self._crew.ready()
 
-    def _attached(self, names: Sequence[str] | None, handles: Sequence[Any] | None, timeout_s: float) -> Crew:
-        if handles is not None:
-            return attach_by_handle(self.name_prefix, handles, timeout_s)
-        return attach_by_name(self.name_prefix, names or (), timeout_s)
-
-    def _adopt(self, crew: Crew, worker_class: type, role: str | None) -> None:
+    def _adopt(self, crew: Crew, role: str | None) -> None:
         """Work on this crew: on all of each worker, or on one role of it."""
+        user_class = self._template.user_class
         self._crew, self._role = crew, role
-        self._executor = Executor(crew, self._template.user_class, role, self.grace_s)
+        self._executor = Executor(crew, user_class, role)
         self._world_size = crew.world_size
-        self._bind_worker_method(worker_class)
+        self._bind_worker_method(user_class if role is None else roles_of(user_class)[role])
 
     # --- workers -------------------------------------------------------------------------------------------
 
@@ -294,7 +237,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         started = self._crew.started()
         if started is None:
             return {}
-        return {"placement_s": self._placement_s, **started.times.as_dict()}
+        return {"placement_s": self._crew.placement_s, **started.times.as_dict()}
 
     # --- roles ---------------------------------------------------------------------------------------------
 
@@ -309,7 +252,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         unknown = [role for role in asked if role not in classes]
         if unknown:
             raise UnknownRolesError(unknown, classes)
-        return {role: self._view(role, classes[role]) for role in asked}
+        return {role: self._view(role) for role in asked}
 
     def fuse(self, prefix_set: Iterable[str]) -> None:
         """Give this group one attribute per role: `group.actor.update(...)`.
@@ -337,16 +280,13 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
             raise UnsupportedOptionError("cls", cls, f"{held!r} or a class it derives from")
         return view  # type: ignore[no-any-return]
 
-    def _view(self, role: str, worker_class: type) -> Self:
+    def _view(self, role: str) -> Self:
         view = type(self).__new__(type(self))
         WorkerGroup.__init__(view, None)
-        view.resource_pool = self.resource_pool
-        view.name_prefix = self.name_prefix
-        view.on_restart = None
-        view.is_detached = self.is_detached
-        view._template, view._placement_s = self._template, self._placement_s
-        view._adopt(self._crew, worker_class, role)
-        view._is_view = True
+        view.resource_pool, view.name_prefix = self.resource_pool, self.name_prefix
+        view.is_detached, view.on_restart = self.is_detached, None
+        view._template, view._is_view = self._template, True
+        view._adopt(self._crew, role)
         return view
 
     _is_view: bool = False

@@ -1,0 +1,139 @@
+"""Groups that outlive their driver, and attaching to running workers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+from verl_dispatch import Dispatch, Worker, WorkerGroupError, register
+from verl_ray import (
+    RayClassWithInitArgs,
+    RayResourcePool,
+    RayWorkerGroup,
+    create_colocated_worker_cls,
+    destroy_detached,
+)
+from verl_ray.group_errors import AttachError, NotTheOwnerError
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+
+class Counter(Worker):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def add(self) -> tuple[int, int]:
+        self.count += 1
+        return self.rank, self.count
+
+
+@pytest.fixture(scope="module")
+def detached(running_ray: None) -> Iterator[RayWorkerGroup[Counter]]:
+    pool = RayResourcePool([2, 2], use_gpu=False, cpus_per_worker=0.1, detached=True)
+    template = RayClassWithInitArgs(Counter)
+    with pool, RayWorkerGroup(pool, template, detached=True, name_prefix="lasting") as group:
+        assert template._options == {}
+        yield group
+
+
+def attach(**given: Any) -> RayWorkerGroup[Counter]:
+    return RayWorkerGroup.from_detached(ray_cls_with_init=RayClassWithInitArgs(ray.remote(Counter)), **given)
+
+
+def test_workers_are_ordered_by_the_rank_they_report(detached: RayWorkerGroup[Counter]) -> None:
+    attached = attach(worker_names=detached.worker_names[::-1])
+    assert [rank for rank, _ in attached.add()] == [0, 1, 2, 3]
+    assert attached.worker_names == detached.worker_names
+    assert attached.master_port == detached.master_port
+    assert attached.startup_report() == {}
+    with pytest.raises(NotTheOwnerError, match="attached"):
+        attached.restart()
+    attached.shutdown()
+    with pytest.raises(WorkerGroupError, match="shut down"):
+        attached.add()
+    assert len(detached.add()) == 4
+
+
+def test_holes_doubles_and_strangers_are_refused(detached: RayWorkerGroup[Counter]) -> None:
+    names = detached.worker_names
+    with pytest.raises(ValueError, match="rank 1 missing"):
+        attach(worker_names=[names[0], names[2]])
+    with pytest.raises(ValueError, match="rank 3 comes 2 times"):
+        attach(worker_names=[*names, names[3]])
+    with pytest.raises(AttachError, match="no actor named 'nobody'"):
+        attach(worker_names=["nobody"])
+
+    class Stranger:
+        pass
+
+    with pytest.raises(AttachError, match="not started by a worker group"):
+        attach(worker_handles=[ray.remote(Stranger).options(num_cpus=0).remote()])
+
+
+def test_handles_keep_their_order_and_may_come_twice(detached: RayWorkerGroup[Counter]) -> None:
+    workers = detached.workers
+    attached = attach(worker_handles=[workers[2], workers[0], workers[2]])
+    assert [rank for rank, _ in attached.add()] == [2, 0, 2]
+    assert attached.world_size == 3
+
+
+def test_only_the_detached_group_is_detached(detached: RayWorkerGroup[Counter]) -> None:
+    assert isinstance(detached.resource_pool, RayResourcePool)
+    with RayWorkerGroup(detached.resource_pool, RayClassWithInitArgs(Counter)) as other:
+        assert (other.is_detached, detached.is_detached) == (False, True)
+
+
+def test_another_driver_finds_them_in_their_namespace_only(detached: RayWorkerGroup[Counter]) -> None:
+    program = f"""
+import ray
+from verl_dispatch import Dispatch, Worker, register
+from verl_ray import RayClassWithInitArgs, RayWorkerGroup
+class Counter(Worker):
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def add(self): ...
+def attach():
+    return RayWorkerGroup.from_detached(
+        worker_names={detached.worker_names!r}, ray_cls_with_init=RayClassWithInitArgs(Counter)
+    )
+ray.init("auto", log_to_driver=False)
+try:
+    attach()
+except ValueError as error:
+    print(error)
+ray.shutdown()
+ray.init("auto", namespace="verl_ray_tests", log_to_driver=False)
+print([rank for rank, _ in attach().add()])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert "anonymous namespace" in done.stdout, done.stderr
+    assert "[0, 1, 2, 3]" in done.stdout, done.stderr
+    assert len(detached.add()) == 4
+
+
+def test_roles_of_attached_workers_can_be_spawned(running_ray: None) -> None:
+    template = create_colocated_worker_cls({"one": RayClassWithInitArgs(Counter)})
+    with (
+        RayResourcePool([1], use_gpu=False, cpus_per_worker=0.1) as pool,
+        RayWorkerGroup(pool, template) as group,
+    ):
+        attached = RayWorkerGroup.from_detached(worker_names=group.worker_names, ray_cls_with_init=template)
+        assert attached.spawn(["one"])["one"].add() == [(0, 1)]
+
+
+def test_detached_workers_can_be_ended_by_name(running_ray: None) -> None:
+    pool = RayResourcePool([1], use_gpu=False, cpus_per_worker=0.1, detached=True)
+    with pool:
+        group = RayWorkerGroup(pool, RayClassWithInitArgs(Counter), detached=True, name_prefix="doomed")
+        destroy_detached(group.worker_names)
+        with pytest.raises(WorkerGroupError, match="rank 0"):
+            group.add()
+        destroy_detached(group.worker_names)
+        group.shutdown()

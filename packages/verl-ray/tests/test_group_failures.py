@@ -1,0 +1,204 @@
+"""Failures of workers: told at once, with all that is known, and what the group may do afterwards."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from verl_dispatch import CallTimeout, Dispatch, Worker, WorkerGroupError, register
+from verl_protocol import DataProto
+from verl_ray import Death, RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(120)]
+
+
+class Frail(Worker):
+    """Fails in the way asked for, on rank 1."""
+
+    def __init__(self, given: int = 0) -> None:
+        super().__init__()
+        self.given, self.state = given, 0
+        self._register_dispatch_collect_info("all", self.rank, True)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def fail(self, how: str, others_s: float = 600.0) -> int:
+        if self.rank == 1:
+            if how == "raise":
+                raise KeyError("boom")
+            os._exit(3)
+        time.sleep(others_s)  # stands for a rank stuck in a collective
+        return self.rank
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def fail_all(self) -> None:
+        raise ValueError(f"rank {self.rank} says no")
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def ping(self) -> int:
+        return self.rank
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sleep(self, seconds: float) -> int:
+        time.sleep(seconds)
+        return self.rank
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def die_quietly(self) -> None:
+        if self.rank == 1:
+            os._exit(1)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def about(self) -> tuple[int, int, int, int, str]:
+        return self.rank, self.given, self.state, os.getpid(), os.environ["MASTER_PORT"]
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def set_state(self, state: int) -> None:
+        self.state = state
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def batch(self, data: DataProto) -> DataProto:
+        return data
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def bad_batch(self, data: DataProto) -> DataProto:
+        raise KeyError("no batch")
+
+
+@contextmanager
+def frail(world: int, **options: Any) -> Iterator[RayWorkerGroup[Frail]]:
+    """A group on a pool of its own."""
+    template = RayClassWithInitArgs(Frail, 7)
+    with (
+        RayResourcePool([world], use_gpu=False, cpus_per_worker=0.1) as pool,
+        RayWorkerGroup(pool, template, name_prefix="frail", **options) as group,
+    ):
+        yield group
+
+
+@pytest.mark.parametrize("how", ["raise", "die"])
+def test_the_first_failure_ends_the_call_while_others_hang(how: str) -> None:
+    with frail(2) as group:
+        begin = time.monotonic()
+        with pytest.raises(WorkerGroupError) as caught:
+            group.fail(how)
+        assert time.monotonic() - begin < 20
+        assert caught.value.failed_ranks == [1]
+        assert caught.value.unanswered_ranks == [0]
+        with pytest.raises(WorkerGroupError, match="broken by an earlier failure in 'fail' on rank 1"):
+            group.ping()
+
+
+def test_errors_say_where_and_the_group_lives_on_if_all_answered() -> None:
+    with frail(2) as group:
+        with pytest.raises(WorkerGroupError) as caught:
+            group.fail("raise", 0.0)
+        text = str(caught.value)
+        assert all(piece in text for piece in ("frail", "fail", "rank 1", "KeyError", "pid", "node", "boom"))
+        assert isinstance(caught.value.errors[1].cause, KeyError)
+        assert caught.value.errors[1].pid == group.about()[1][3]
+        with pytest.raises(WorkerGroupError) as all_failed:
+            group.fail_all()
+        assert all_failed.value.failed_ranks == [0, 1]
+        with pytest.raises(WorkerGroupError, match="no batch"):
+            group.bad_batch(rows(2)).get()
+        with pytest.raises(WorkerGroupError, match=r"'fail_all'.*\n.*rank 0 says no"):
+            list(group.fail_all.stream())
+        assert group.ping() == [0, 1]
+
+
+def rows(count: int) -> DataProto:
+    return DataProto.from_dict(tensors={"i": torch.arange(count)})
+
+
+def test_a_deadline_names_the_silent_ranks_and_the_group_stays() -> None:
+    with frail(2) as group:
+        begin = time.monotonic()
+        with pytest.raises(CallTimeout) as caught:
+            group.sleep.options(timeout_s=0.5)(4)
+        assert time.monotonic() - begin < 3
+        assert caught.value.unanswered_ranks == [0, 1]
+        assert group.sleep.options(timeout_s=60)(0) == [0, 1]
+        late = group.ping.submit()
+        assert late.result(30) == [0, 1]
+
+
+def test_a_group_refuses_once_its_pool_is_gone() -> None:
+    with frail(2) as group:
+        assert isinstance(group.resource_pool, RayResourcePool)
+        group.resource_pool.shutdown()
+        begin = time.monotonic()
+        with pytest.raises(WorkerGroupError, match="shut down"):
+            group.ping()
+        assert time.monotonic() - begin < 2
+    group.shutdown()
+    with pytest.raises(WorkerGroupError, match="shut down"):
+        group.restart()
+
+
+def test_a_restart_brings_new_workers_in_the_same_places() -> None:
+    restored: list[int] = []
+
+    def restore(group: RayWorkerGroup[Frail]) -> None:
+        restored.append(group.generation)
+        group.set_state(5)
+
+    with frail(2, on_restart=restore) as group:
+        old, old_port = group.about(), group.master_port
+        assert group.mesh("all").dp_ranks == (0, 1)
+        stale = group.batch(rows(2))
+        with pytest.raises(WorkerGroupError):
+            group.fail("die", 0.0)
+        group.restart()
+        new = group.about()
+        assert [about[:3] for about in new] == [(0, 7, 5), (1, 7, 5)]
+        assert not {about[3] for about in old} & {about[3] for about in new}
+        assert group.generation == 1
+        assert restored == [1]
+        assert {about[4] for about in new} == {group.master_port} != {old_port}
+        assert group._dispatch_info == {}
+        for refused in (lambda: group.batch(stale), stale.get, stale.row_count):
+            with pytest.raises(WorkerGroupError, match="generation 0"):
+                refused()
+
+
+def test_a_watch_tells_of_a_death_once_and_calls_are_refused() -> None:
+    seen: list[Death] = []
+    with frail(2) as group:
+        watch = group.watch(every_s=0.2, on_death=seen.append)
+        group.die_quietly()
+        wait_for(lambda: bool(seen))
+        time.sleep(0.6)
+        assert [(death.ranks, death.generation) for death in seen] == [([1], 0)]
+        assert "exit" in seen[0].cause.lower()
+        with pytest.raises(WorkerGroupError, match="broken"):
+            group.ping()
+    assert len(seen) == 1
+    assert not watch.thread.is_alive()
+    assert watch.thread.daemon
+
+
+def test_a_shutdown_is_no_death_and_a_restart_is_watched_on() -> None:
+    seen: list[Death] = []
+    with frail(2) as group:
+        watch = group.watch(seen.append, 0.1)
+        time.sleep(0.3)
+        group.restart()
+        time.sleep(0.3)
+        assert seen == []
+        group.die_quietly()
+        wait_for(lambda: bool(seen))
+        assert seen[0].generation == 1
+    assert not watch.thread.is_alive()
+    assert not [thread for thread in threading.enumerate() if "verl-ray-watch" in thread.name]
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)

@@ -1,0 +1,201 @@
+"""What a group is started from and what its calls look like on the wire: without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import ray
+import torch
+from verl_dispatch import Dispatch, Worker, register
+from verl_dispatch.plan import RankCall
+from verl_dispatch.rank_info import RankInfo
+from verl_protocol import DataProto, DataProtoFuture
+from verl_ray import RayClassWithInitArgs, group_errors
+from verl_ray.actor_class import ANY_METHOD, derive_actor_class, is_async_class, routes_of
+from verl_ray.colocate import create_colocated_worker_cls
+from verl_ray.host import Host, WorkerReport
+from verl_ray.message import ONE_READER, Answer, Slot, open_message, prepare_answer
+from verl_ray.sending import Packer, is_worth_storing
+from verl_ray.startup import startup_times
+
+
+class Sample(Worker):
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__new__(cls)
+        made.seen = args
+        return made
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def say(self, x: Any = None) -> Any:
+        return self.word, x
+
+
+class AsyncSample(Worker):
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def say(self) -> str:
+        await asyncio.sleep(0)
+        return "later"
+
+
+def test_options_of_remote_are_kept_and_later_ones_win() -> None:
+    wrapped: Any = ray.remote(num_cpus=2, max_concurrency=3)(Sample)
+    template: RayClassWithInitArgs[Any] = RayClassWithInitArgs(wrapped, "x")
+    template.update_options({"num_cpus": 1})
+    template.set_additional_resource({"disk": 1})
+    options = template.actor_options()
+    assert (options["num_cpus"], options["max_concurrency"], options["resources"]) == (1, 3, {"disk": 1})
+    assert template.user_class is Sample
+    assert template.cls is wrapped
+    again = pickle.loads(ray.cloudpickle.dumps(template))
+    assert again.args == ("x",)
+
+
+def test_async_classes_run_one_call_at_a_time_unless_asked() -> None:
+    template: RayClassWithInitArgs[Any] = RayClassWithInitArgs(AsyncSample)
+    assert template.actor_options()["max_concurrency"] == 1
+    template.update_options({"max_concurrency": 9})
+    assert template.actor_options()["max_concurrency"] == 9
+    assert "max_concurrency" not in RayClassWithInitArgs(Sample, "x").actor_options()
+    assert is_async_class(create_colocated_worker_cls({"a": RayClassWithInitArgs(AsyncSample)}).user_class)
+
+
+def test_only_classes_make_templates() -> None:
+    with pytest.raises(TypeError, match="expected a worker class"):
+        RayClassWithInitArgs(lambda: 1)
+
+
+def test_the_actor_class_waits_and_keeps_its_name() -> None:
+    derived = derive_actor_class(Sample)
+    assert (derived.__name__, derived.__module__) == ("Sample", Sample.__module__)
+    assert issubclass(derived, Sample)
+    assert issubclass(derived, Host)
+    waiting = derived()
+    assert not hasattr(waiting, "word")
+    runners = {route.method: route.runner for route in routes_of(Sample)}
+    assert hasattr(derived, runners["say"])
+    assert hasattr(derived, ANY_METHOD)
+
+
+def test_routes_of_roles_never_meet() -> None:
+    class Other(Worker):
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def b_say(self) -> None: ...
+
+    roles = create_colocated_worker_cls(
+        {"a": RayClassWithInitArgs(Other), "a_b": RayClassWithInitArgs(Sample, "x")}
+    )
+    runners = [route.runner for route in routes_of(roles.user_class)]
+    assert len(set(runners)) == len(runners)
+
+
+def test_calls_without_arguments_send_none() -> None:
+    assert Packer({}).pack(RankCall(0), ONE_READER) == ()
+    assert open_message(None, ()) == ((), {}, ONE_READER)
+
+
+def test_messages_carry_values_and_slots() -> None:
+    big = torch.arange(4)
+    message, *refs = Packer({id(big): "the reference"}).pack(
+        RankCall(0, (big, 1), {"k": big}), Answer("many")
+    )
+    assert refs == ["the reference"]
+    args, kwargs, answer = open_message(pickle.loads(pickle.dumps(message, protocol=5)), ("filled",))
+    assert (args, kwargs, answer) == (("filled", 1), {"k": "filled"}, Answer("many"))
+
+
+def test_tensors_in_a_message_arrive_writable() -> None:
+    [message] = Packer({}).pack(RankCall(0, ({"w": torch.ones(3)},)), ONE_READER)
+    (weights,), _, _ = open_message(pickle.loads(pickle.dumps(message, protocol=5)), ())
+    assert weights["w"].add_(1).tolist() == [2.0, 2.0, 2.0]
+
+
+def test_row_counts_of_futures_are_filled_in() -> None:
+    future: DataProtoFuture[Any] = DataProtoFuture(DataProto.concat, [], row_counts=[])
+    future.row_counts = [Slot(0), 3]
+    (filled,), _, _ = open_message(((future,), {}, ONE_READER), (5,))
+    assert filled.row_counts == [5, 3]
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (1, False),
+        ("short", False),
+        ("x" * 200_000, True),
+        ({"lr": 1e-6, "steps": [1, 2]}, False),
+        (torch.zeros(8), False),
+        (torch.zeros(100_000), True),
+        ({"w": torch.zeros(100_000)}, True),
+        (object(), True),
+        (list(range(1000)), True),
+    ],
+)
+def test_shared_values_are_stored_when_large_or_unknown(value: Any, stored: bool) -> None:
+    assert is_worth_storing(value) is stored
+
+
+def test_answers_come_as_asked() -> None:
+    batch = DataProto.from_dict(tensors={"i": torch.arange(3)})
+    assert prepare_answer(batch, Answer(dropped=True)) is None
+    carried, rows = prepare_answer(batch, Answer("many", with_rows=True))
+    assert rows == 3
+    assert pickle.loads(pickle.dumps(carried, protocol=5)).tensor("i").tolist() == [0, 1, 2]
+    assert prepare_answer(7, ONE_READER) == 7
+
+
+def test_the_slowest_rank_is_the_one_ready_last() -> None:
+    def report(rank: int, loaded_at: float, imports_s: float, constructor_s: float) -> WorkerReport:
+        info = RankInfo(rank=rank, world_size=2)
+        return WorkerReport(info, "n", "ip", 1, loaded_at, imports_s, constructor_s)
+
+    times = startup_times([report(0, 11.0, 2.0, 0.5), report(1, 10.0, 1.0, 4.0)], requested_at=10.0)
+    assert (times.processes_s, times.imports_s, times.init_s) == (1.0, 2.0, 4.0)
+    assert (times.actors_s, times.slowest_rank, times.constructors_s) == (3.0, 1, (0.5, 4.0))
+    assert startup_times([report(0, 5.0, 0.0, 0.0)], requested_at=10.0).processes_s == 0.0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        group_errors.UnknownKeywordError("wnv", ["env"]),
+        group_errors.RestartsRefusedError("A", -1),
+        group_errors.TransportRefusedError("f", "gloo"),
+        group_errors.UnsupportedOptionError("use_gpu", True, "False"),
+        group_errors.DetachedGroupError("g"),
+        group_errors.AttachError("problem", "advice"),
+        group_errors.UnknownRolesError(["x"], ["a"]),
+        group_errors.NotTheOwnerError("g", "restart", "reason"),
+        group_errors.StartTimeout("g", 3.0, [1]),
+        group_errors.StaleFutureError("g", "f", 0, 1),
+    ],
+)
+def test_errors_cross_process_borders(error: Exception) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error) != ""
+
+
+def test_importing_the_package_imports_no_tensordict() -> None:
+    program = (
+        "import sys, verl_ray; verl_ray.RayWorkerGroup; verl_ray.RayResourcePool\n"
+        "print(sorted({'tensordict', 'torch._dynamo', 'rich', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_is_there() -> None:
+    import verl_ray
+
+    assert all(hasattr(verl_ray, name) for name in verl_ray.__all__)
+    assert dir(verl_ray) == sorted(verl_ray.__all__)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = verl_ray.nothing
