@@ -109,7 +109,7 @@ def to_tensordict(data: DataProto) -> TensorDict:
             raise KeyCollisionError(common, what)
     made = TensorDict(dict(tensors), batch_size=[count], device=data._batch_device())
     for key, column in arrays.items():
-        made.set(key, nested.stack_rows(list(column)))
+        nested.set_stack(made, key, list(column))
     told = {
         key: (column.dtype, column.shape[1:]) for key, column in arrays.items() if not _tells_dtype(column)
     }

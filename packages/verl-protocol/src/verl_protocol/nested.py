@@ -6,7 +6,7 @@ tensordict is imported inside the functions only: whoever holds such a value has
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,31 @@ def stack_rows(items: Sequence[Any]) -> Any:
     return NonTensorStack(*items)
 
 
-def _rebuild(model: Any, num_rows: int, entries: dict[str, Any]) -> Any:
-    from tensordict import TensorDict
+def set_stack(tensordict: Any, key: str, items: Sequence[Any]) -> None:
+    """Set non-tensor data with one entry per row in a TensorDict."""
+    if len(items):
+        tensordict.set(key, stack_rows(items))
+    else:
+        # Up to tensordict 0.10, what `set` checks fails for a stack of nothing.
+        tensordict._set_str(key, stack_rows(items), inplace=False, validated=True, non_blocking=False)
 
-    return TensorDict(entries, batch_size=[num_rows, *model.batch_size[1:]], device=model.device)
+
+def build_tensordict(entries: Mapping[str, Any], **options: Any) -> Any:
+    """A TensorDict of these entries, of which some may be non-tensor data of no rows."""
+    from tensordict import NonTensorStack, TensorDict
+
+    empty = [key for key, entry in entries.items() if isinstance(entry, NonTensorStack) and not len(entry)]
+    if not empty:
+        return TensorDict(dict(entries), **options)
+    made = TensorDict({}, **options)
+    for key, entry in entries.items():
+        if key in empty:
+            set_stack(made, key, [])
+        else:
+            made.set(key, entry)
+    return made
+
+
+def _rebuild(model: Any, num_rows: int, entries: dict[str, Any]) -> Any:
+    batch_size = [num_rows, *model.batch_size[1:]]
+    return build_tensordict(entries, batch_size=batch_size, device=model.device)

@@ -201,7 +201,8 @@ def concat_all(parts: Sequence[Mapping[str, C]]) -> dict[str, C]:
     """`concat` on every column of parts that have the same keys; shared offsets stay shared."""
     joined = {key: concat([part[key] for part in parts]) for key in parts[0]}
     followers = sharing(parts[0])
-    return keep_shared(followers if all(sharing(part) == followers for part in parts) else {}, joined)
+    everywhere = not followers or all(sharing(part) == followers for part in parts)
+    return keep_shared(followers if everywhere else {}, joined)
 
 
 def sharing(columns: Mapping[str, Any]) -> dict[str, str]:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from verl_protocol.jagged import is_jagged, jagged_parts
-from verl_protocol.nested import is_tensordict, rows_of
-from verl_protocol.tensordict_batch import is_data, is_stack, set_data, set_stack
+from verl_protocol.nested import is_tensordict, rows_of, set_stack
+from verl_protocol.tensordict_batch import is_data, is_stack, set_data
 from verl_protocol.wire_buffer import as_tensor, incoming, tensor_bytes
 from verl_protocol.wire_tensor import dtype_name, dtype_named, is_dense, restore_jagged
 

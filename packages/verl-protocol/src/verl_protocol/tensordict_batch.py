@@ -15,7 +15,7 @@ import torch
 from verl_protocol.batch import DataProto
 from verl_protocol.errors import NothingToConcatError
 from verl_protocol.metadata import copy_meta
-from verl_protocol.nested import is_tensordict, object_column, rows_of, stack_rows
+from verl_protocol.nested import is_tensordict, object_column, rows_of, set_stack
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -112,16 +112,6 @@ def set_data(tensordict: TensorDict, key: str, value: Any) -> None:
 
     data: Any = NonTensorData(value, batch_size=tensordict.batch_size)
     tensordict.set(key, data)
-
-
-def set_stack(tensordict: TensorDict, key: str, items: Sequence[Any]) -> None:
-    """Set a column with one entry per row."""
-    stack = stack_rows(items)
-    if len(items):
-        tensordict.set(key, stack)
-    else:
-        # Up to tensordict 0.10 the validation of `set` fails for a stack of nothing.
-        tensordict._set_str(key, stack, inplace=False, validated=True, non_blocking=False)
 
 
 def is_stack(value: object) -> bool:

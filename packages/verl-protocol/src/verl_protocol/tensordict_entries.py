@@ -17,9 +17,9 @@ from verl_protocol.errors import (
     UnknownKeyError,
 )
 from verl_protocol.metadata import copy_meta
-from verl_protocol.nested import is_tensordict, object_column, rows_of
+from verl_protocol.nested import is_tensordict, object_column, rows_of, set_stack
 from verl_protocol.selecting import key_list
-from verl_protocol.tensordict_batch import is_data, is_stack, set_data, set_entry, set_stack
+from verl_protocol.tensordict_batch import is_data, is_stack, set_data, set_entry
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

@@ -15,7 +15,7 @@ from verl_protocol.equality import columns_equal, equal, first_difference
 from verl_protocol.errors import MissingValueError, NothingToConcatError, RaggedRowsError
 from verl_protocol.indexing import IndexLike
 from verl_protocol.metadata import METRICS, flatten_metrics
-from verl_protocol.nested import is_tensordict
+from verl_protocol.nested import is_tensordict, set_stack
 from verl_protocol.nested_tensors import nested_tensor_from_tensor_list
 from verl_protocol.padding import pad_dataproto_to_divisor, unpad_dataproto
 from verl_protocol.tensordict_batch import (
@@ -26,7 +26,6 @@ from verl_protocol.tensordict_batch import (
     has_rows,
     is_stack,
     set_entry,
-    set_stack,
     stacked_keys,
 )
 from verl_protocol.tensordict_entries import get_tensordict

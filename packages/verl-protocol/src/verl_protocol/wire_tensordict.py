@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from verl_protocol import wire_tensor
-from verl_protocol.nested import is_tensordict, object_column
+from verl_protocol.nested import build_tensordict, is_tensordict, object_column
 from verl_protocol.wire_tensor import Part, Reduction
 
 
@@ -43,10 +43,8 @@ def restore_tensordict(
     entries: dict[str, Any], batch_size: tuple[int, ...], names: Any, on_device: bool
 ) -> Any:
     """An unlocked TensorDict; where the sent one had a device, it has that of the loaded tensors."""
-    from tensordict import TensorDict
-
     device = (wire_tensor.target_device() or "cpu") if on_device else None
-    return TensorDict(entries, batch_size=batch_size, names=names, device=device)
+    return build_tensordict(entries, batch_size=batch_size, names=names, device=device)
 
 
 def restore_non_tensor_stack(items: list[Any]) -> Any:
