@@ -126,5 +126,10 @@ def what_is_not_known(group: LocalWorkerGroup[BiggerTrainer], untyped: LocalWork
     assert_type(untyped.anything(1), Any)
 
 
+def fused_roles(group: LocalWorkerGroup, batch: DataProto) -> Any:
+    group.fuse(["actor"])
+    return group.actor.update_actor(batch)
+
+
 def any_group(group: LocalWorkerGroup, batch: DataProto) -> Any:
     return group.update_actor(batch)

@@ -129,8 +129,7 @@ def _worker_method(name: str, group: Instance, ctx: AttributeContext) -> Type:
 def _on_group(name: str, group: Instance, method: Instance, ref: ProperType, ctx: AttributeContext) -> Type:
     """The registered method as the group has it, or `ctx.default_attr_type` where its types are not known."""
     _, signature, mode, blocking = map(get_proper_type, method.args)
-    shape = get_proper_type(ctx.default_attr_type)
-    forms = _forms(mode)
+    shape, forms = _method_object(group), _forms(mode)
     if not (forms and isinstance(signature, CallableType) and isinstance(shape, Instance)):
         return ctx.default_attr_type
     name = f"{name} of {group.type.name}"
@@ -138,6 +137,13 @@ def _on_group(name: str, group: Instance, method: Instance, ref: ProperType, ctx
     if len(bound) == 1:
         return bound[0]
     return Overloaded([form.copy_modified(fallback=bound[0].fallback) for form in bound[1:]])
+
+
+def _method_object(group: Instance) -> Type | None:
+    """The type of a method bound to a group, which `WorkerGroup._bound` and `MethodNames` return."""
+    symbol = group.type.get("_bound") or group.type.get("__getattr__")
+    returns = get_proper_type(symbol.type) if symbol else None
+    return get_proper_type(returns.ret_type) if isinstance(returns, CallableType) else None
 
 
 def _forms(mode: ProperType) -> list[Instance]:
