@@ -90,3 +90,12 @@ def test_a_malformed_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
     file.write_text('{"prompt": "p", "answer": "a"}\n{"prompt": "q"}\n')
     assert main(["--data", str(file)]) == EXIT_BAD_INPUT
     assert f"{file}, line 2: has no 'answer'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_the_policy_learns(algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--algorithm", algorithm, "--backend", "local", "--workers", "1", "--steps", "20"]
+    assert main([*options, "--out", str(tmp_path)]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["accuracy_after"] > summary["accuracy_before"] + 0.3

@@ -31,10 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SettingsError, QuestionFileError) as error:
         sys.stderr.write(f"{parser.prog}: {error}\n")
         return EXIT_BAD_INPUT
-    # Only now, so that a mistyped option is answered at once.
-    from verl_examples.run import run
-
     try:
+        # Only now, so that a mistyped option is answered at once.
+        from verl_examples.run import run
+
         result = run(settings, questions)
     except KeyboardInterrupt:
         sys.stderr.write(f"{parser.prog}: stopped; what was measured so far is in {settings.out}\n")

@@ -78,9 +78,10 @@ def _in_this_process(
     settings: Settings, colocated: dict[str, ClassWithInitArgs], reward: ClassWithInitArgs
 ) -> Iterator[tuple[Any, Any]]:
     roles = create_colocated_worker_raw_cls(colocated, fused=False)
-    # Each worker has a thread, so that workers can meet to add up their gradients.
+    # Workers that meet to add up their gradients need a thread each; one alone stays in the caller's, where
+    # a debugger is at home.
     with (
-        LocalWorkerGroup(roles, settings.workers, concurrent=True) as models,
+        LocalWorkerGroup(roles, settings.workers, concurrent=settings.workers > 1) as models,
         LocalWorkerGroup(reward, 1) as judge,
     ):
         yield models, judge

@@ -59,8 +59,9 @@ class ActorWorker(ModelWorker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update_actor(self, batch: DataProto) -> Metrics:
         """Learn from `advantages`: clipped policy steps over a few epochs of mini-batches."""
-        seed = int(batch.meta_info["step"])
-        return average([self._update(part) for part in self.mini_batches(batch, seed)])
+        step = int(batch.meta_info["step"])
+        self.anneal(self.policy_optimizer, self.settings.actor_learning_rate, step)
+        return average([self._update(part) for part in self.mini_batches(batch, seed=step)])
 
     def _update(self, batch: DataProto) -> Metrics:
         log_probs, distribution, mask = self._forward(batch)

@@ -39,8 +39,9 @@ class CriticWorker(ModelWorker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update_critic(self, batch: DataProto) -> Metrics:
         """Learn the `returns`, over a few epochs of mini-batches."""
-        seed = int(batch.meta_info["step"])
-        return average([self._update(part) for part in self.mini_batches(batch, seed)])
+        step = int(batch.meta_info["step"])
+        self.anneal(self.value_optimizer, self.settings.critic_learning_rate, step)
+        return average([self._update(part) for part in self.mini_batches(batch, seed=step)])
 
     def _update(self, batch: DataProto) -> Metrics:
         returns, old_values = self.column(batch, "returns"), self.column(batch, "values")

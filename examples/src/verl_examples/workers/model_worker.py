@@ -22,8 +22,7 @@ class ModelWorker(Worker, ABC):
         super().__init__()
         # Two workers with all threads each would only take the cores from each other.
         torch.set_num_threads(1)
-        index = self.rank_info.device_index or 0
-        self.device = torch.device("cuda", index) if settings.gpus else torch.device("cpu")
+        self.device = self._device(settings)
         self.settings = settings
         self.network = network.to(self.device)
 
@@ -43,6 +42,11 @@ class ModelWorker(Worker, ABC):
             self.network.parameters(), lr=learning_rate, betas=(0.9, 0.99), weight_decay=0
         )
 
+    def anneal(self, optimizer: torch.optim.Optimizer, learning_rate: float, step: int) -> None:
+        """Lower the rate linearly, to near 0 in the last step, so that the run settles where it ends."""
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * (1 - (step - 1) / self.settings.steps)
+
     def column(self, batch: DataProto, name: str) -> Tensor:
         """One column of a batch on this worker's device."""
         return batch.tensor(name).to(self.device)
@@ -51,6 +55,13 @@ class ModelWorker(Worker, ABC):
         """This worker's share of each gradient step, over all epochs, shuffled."""
         share = self.settings.answers_per_update // self.world_size
         yield from batch.make_iterator(share, self.settings.epochs, seed=seed)
+
+    def _device(self, settings: Settings) -> torch.device:
+        if not settings.gpus:
+            return torch.device("cpu")
+        index = self.rank_info.device_index
+        # Workers in one process see all devices and have none of their own.
+        return torch.device("cuda", self.local_rank if index is None else index)
 
 
 def average(metrics: list[Metrics]) -> Metrics:
