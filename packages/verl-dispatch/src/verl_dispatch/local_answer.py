@@ -79,7 +79,8 @@ class LocalAnswer:
             if not self.done:
                 self.timer = timer
                 return
-        timer.rank_answered(self.rank)
+        # Where ranks take turns the wait for the others is not this rank's time.
+        timer.answered.setdefault(self.rank, self.seconds)
 
     def _fulfil(self, future: LocalFuture) -> None:
         if self.failure is None:
