@@ -25,7 +25,7 @@ from verl_dispatch import (
     register_execute_mode,
     update_dispatch_mode,
 )
-from verl_dispatch.errors import DispatchResultError, RankSetError
+from verl_dispatch.errors import CallOptionError, DispatchResultError, RankSetError
 from verl_protocol import DataProto, DataProtoFuture
 
 
@@ -229,6 +229,12 @@ def test_also_when_not_blocking(options: dict[str, Any]) -> None:
     assert isinstance(future, DataProtoFuture)
     assert rows_of(future.get()) == list(range(num_rows))
     assert rows_of(group.f(batch(7, auto_padding=True)).get()) == list(range(7))
+
+
+def test_an_order_that_the_collect_function_loses_is_an_error() -> None:
+    pair = {"dispatch_fn": through_lists, "collect_fn": lambda group, outputs: DataProto.concat(outputs)[:5]}
+    with pytest.raises(CallOptionError, match="5 rows for 7 rows sent"):
+        LocalWorkerGroup(echo(pair), 4).f.options(balance="w")(batch(7))
 
 
 def test_a_collect_function_of_futures_sees_no_padding() -> None:

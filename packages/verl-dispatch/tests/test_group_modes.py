@@ -408,6 +408,18 @@ def test_rows_that_cannot_be_matched_with_padded_rows_are_an_error(
         groups[4].answer(batch(7, auto_padding=True), Broadcast(answer))
 
 
+def test_reordered_rows_need_an_answer_from_every_rank(groups: dict[int, Any]) -> None:
+    weighted = batch(4).union(DataProto.from_dict(tensors={"w": torch.tensor([9, 1, 1, 1])}))
+    balanced = groups[2].answer.options(balance="w")
+    some = Broadcast(lambda rank, data: data if rank else DataProto(meta_info={"metrics": {"rank": rank}}))
+    with pytest.raises(
+        AnswerRowsError, match="rank 0 was sent 1 rows and returned 0: other ranks returned rows"
+    ):
+        balanced(weighted, some)
+    nobody = Broadcast(lambda rank, data: DataProto(meta_info={"metrics": {"rank": rank}}))
+    assert balanced(weighted, nobody).meta_info == {"metrics": {"rank": [0, 1]}}
+
+
 @pytest.mark.parametrize("answer", [3, None, {"loss": 1.0}, torch.ones(2), [batch(2)]])
 def test_an_answer_that_is_no_batch_points_to_the_metric_mode(groups: dict[int, Any], answer: Any) -> None:
     with pytest.raises(AnswerNotBatchError, match=r"'answer' on rank 0 answered .* DP_COMPUTE_METRIC"):

@@ -105,6 +105,14 @@ def test_parts_of_one_batch_keep_metrics_on_the_first_only() -> None:
     assert data.meta_info == {"metrics": {"loss": 1.0}, "temperature": 0.5}
 
 
+def test_parts_share_no_meta_info_with_the_batch_or_each_other() -> None:
+    data = batch(5)
+    data.meta_info = {"config": {"lr": 1.0}}
+    for part in padded_layout(5, 4).cut(data):
+        part.meta_info["config"]["lr"] = 2.0
+        assert data.meta_info == {"config": {"lr": 1.0}}
+
+
 def test_jagged_columns_are_padded_with_their_last_row() -> None:
     rows = [torch.arange(length) for length in (3, 1, 2)]
     data = DataProto.from_dict(tensors={"j": torch.nested.as_nested_tensor(rows, layout=torch.jagged)})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from verl_dispatch import batches
-from verl_dispatch.errors import AnswerNotBatchError, AnswerRowsError
+from verl_dispatch.errors import AnswerNotBatchError, AnswerRowsError, CallOptionError
 from verl_dispatch.layout import RowLayout
 from verl_dispatch.row_trim import answers_per_row
 
@@ -46,6 +46,7 @@ def trimmed(method: str, ranks: Sequence[int], layout: RowLayout, outputs: Seque
 
 def _check_one_multiple(method: str, ranks: Sequence[int], layout: RowLayout, outputs: Sequence[Any]) -> None:
     first: int | None = None
+    _check_none_is_silent(method, ranks, layout, outputs)
     for rank, rows, output in zip(ranks, layout.rows, outputs, strict=True):
         if not batches.has_rows(output):
             continue
@@ -59,10 +60,32 @@ def _check_one_multiple(method: str, ranks: Sequence[int], layout: RowLayout, ou
             raise AnswerRowsError(method, rank, rows, returned, why)
 
 
+def _check_none_is_silent(
+    method: str, ranks: Sequence[int], layout: RowLayout, outputs: Sequence[Any]
+) -> None:
+    """Reordered rows need an answer for each of them: from all ranks, or from none."""
+    silent = [not batches.has_rows(output) for output in outputs]
+    if layout.order is None or all(silent) or not any(silent):
+        return
+    index = silent.index(True)
+    why = "other ranks returned rows, whose order cannot be restored without these"
+    raise AnswerRowsError(method, ranks[index], layout.rows[index], 0, why)
+
+
 def in_input_order(batch: Any, order: tuple[int, ...] | None) -> Any:
-    """Rows that lie in `order`, k answers in a row for each, brought back to input order."""
-    if order is None or not batches.has_rows(batch) or not order:
+    """Rows that lie in `order`, k answers in a row for each, brought back to input order.
+
+    Raises:
+        CallOptionError: the rows are no multiple of those in `order`.
+    """
+    if not order or not batches.has_rows(batch):
         return batch
-    block = batches.num_rows(batch) // len(order)
+    num_rows = batches.num_rows(batch)
+    block = num_rows // len(order)
+    if not block or num_rows % len(order):
+        problem = (
+            f"the result has {num_rows} rows for {len(order)} rows sent, so that no order can be restored"
+        )
+        raise CallOptionError("balance", problem)
     inverse = sorted(range(len(order)), key=order.__getitem__)
     return batches.take(batch, [row * block + offset for row in inverse for offset in range(block)])

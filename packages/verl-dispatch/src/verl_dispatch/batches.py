@@ -76,16 +76,16 @@ def take(batch: Any, index: Sequence[int]) -> Any:
 
 
 def padded_part(batch: Any, rows: range | Sequence[int], pad: int, *, is_first: bool) -> Any:
-    """These rows, then `pad` copies of the batch's last row, which `pad_mask` marks.
+    """These rows, then `pad` copies of the last of them (of the batch's last row if there are none).
 
-    `metrics` stay with the first part, so that joining all parts gives them once.
+    `pad_mask` marks the copies. `metrics` stay with the first part, so that joining all parts gives them
+    once.
     """
     proto = _as_proto(batch)
-    part = proto[rows] if len(rows) else proto[len(proto) - 1 :][:0]
+    part = proto[rows] if len(rows) or not pad else proto[len(proto) - 1 :]
     if pad:
-        last = pad_rows(proto[len(proto) - 1 :], pad, "last")[1:]
-        part = DataProto.concat([part, last])
-        part.meta_info = dict(proto.meta_info)
+        part = pad_rows(part, pad, "last")
+        part = part if len(rows) else part[1:]
     if not is_first:
         # A part owns its meta_info, so this touches nothing of the caller's.
         part.meta_info.pop("metrics", None)

@@ -10,6 +10,7 @@ import torch
 from verl_protocol import DataProto, DataProtoFuture
 from verl_protocol.wire import nbytes_of
 
+from verl_dispatch.future_parts import FuturePart
 from verl_dispatch.plan import RankCall, SharedObject
 
 _BULKY_LENGTH = 1024
@@ -68,4 +69,4 @@ def bytes_of_calls(calls: Sequence[RankCall]) -> int:
 
 def bytes_of_answers(values: Sequence[Any]) -> int:
     """Tensor and array bytes among these values."""
-    return sum(nbytes_of(value) for value in values if not isinstance(value, DataProtoFuture))
+    return sum(nbytes_of(value) for value in values if not isinstance(value, (DataProtoFuture, FuturePart)))
