@@ -25,6 +25,8 @@ from verl_ray.startup import startup_times
 
 
 class Sample(Worker):
+    seen: tuple[Any, ...]
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         made = super().__new__(cls)
         made.seen = args
@@ -46,7 +48,8 @@ class AsyncSample(Worker):
 
 
 def test_options_of_remote_are_kept_and_later_ones_win() -> None:
-    wrapped: Any = ray.remote(num_cpus=2, max_concurrency=3)(Sample)
+    remote: Any = ray.remote
+    wrapped = remote(num_cpus=2, max_concurrency=3)(Sample)
     template: RayClassWithInitArgs[Any] = RayClassWithInitArgs(wrapped, "x")
     template.update_options({"num_cpus": 1})
     template.set_additional_resource({"disk": 1})
@@ -54,7 +57,8 @@ def test_options_of_remote_are_kept_and_later_ones_win() -> None:
     assert (options["num_cpus"], options["max_concurrency"], options["resources"]) == (1, 3, {"disk": 1})
     assert template.user_class is Sample
     assert template.cls is wrapped
-    again = pickle.loads(ray.cloudpickle.dumps(template))
+    cloudpickle: Any = ray.cloudpickle
+    again = pickle.loads(cloudpickle.dumps(template))
     assert again.args == ("x",)
 
 
@@ -73,7 +77,7 @@ def test_only_classes_make_templates() -> None:
 
 
 def test_the_actor_class_waits_and_keeps_its_name() -> None:
-    derived = derive_actor_class(Sample)
+    derived: Any = derive_actor_class(Sample)
     assert (derived.__name__, derived.__module__) == ("Sample", Sample.__module__)
     assert issubclass(derived, Sample)
     assert issubclass(derived, Host)

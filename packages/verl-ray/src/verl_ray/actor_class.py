@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from verl_dispatch.colocate import ColocatedWorker
-from verl_dispatch.register import MAGIC_ATTR
+from verl_dispatch.register import MAGIC_ATTR, register_options
 
 from verl_ray.host import Host, runner, runner_name
 
@@ -36,6 +36,7 @@ class Route:
     method: str
     runner: str
     is_async: bool
+    materializes: bool
 
 
 def user_class_of(cls: Any) -> type:
@@ -89,7 +90,9 @@ def routes_of(user_class: type) -> tuple[Route, ...]:
 def _routes(cls: type, role: str | None, role_index: int | None) -> Iterator[Route]:
     for name, function in inspect.getmembers(cls, inspect.isfunction):
         if hasattr(function, MAGIC_ATTR):
-            yield Route(role, name, runner_name(role_index, name), inspect.iscoroutinefunction(function))
+            is_async = inspect.iscoroutinefunction(function)
+            materializes = register_options(function).materialize_futures
+            yield Route(role, name, runner_name(role_index, name), is_async, materializes)
 
 
 def derive_actor_class(user_class: type) -> type:

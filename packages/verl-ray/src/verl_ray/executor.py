@@ -65,7 +65,8 @@ class Executor:
         self._crew.ready()
         handed_on = options.blocking is False
         stored = store_shared(plan.shared.values(), _readers_of_shared(plan)) if len(plan.calls) > 1 else {}
-        packer = Packer(stored, "read_only" if plan.read_only else "one")
+        route = self._routes.get(plan.method)
+        packer = Packer(stored, _inline_readers(plan), route is not None and route.materializes)
         with_rows = handed_on and plan.collect.kind == "batch"
         remotes = self._remotes_of(plan.method, with_rows)
         generation = self._crew.generation
@@ -192,6 +193,10 @@ def _has_failed(ref: Any) -> bool:
     except Exception:  # whatever the worker raised
         return True
     return False
+
+
+def _inline_readers(plan: CallPlan) -> Readers:
+    return "read_only" if plan.read_only else "one"
 
 
 def _readers_of_shared(plan: CallPlan) -> Readers:

@@ -81,6 +81,7 @@ def _filled(value: Any, refs: tuple[Any, ...]) -> Any:
     if isinstance(value, DataProtoFuture):
         if value.row_counts is not None:
             value.row_counts = [_filled(count, refs) for count in value.row_counts]
+        value.futures = [_filled(part, refs) for part in value.futures]
     elif isinstance(value, FuturePart):
         _filled(value.future, refs)
     return value

@@ -16,12 +16,13 @@ import ray
 from verl_dispatch.future_parts import FuturePart
 from verl_dispatch.plan import RankCall, SharedObject
 from verl_protocol import DataProtoFuture
+from verl_protocol.future_rows import Cut
 from verl_protocol.wire import nbytes_of
 
 from verl_ray.futures import AnswerPart
 from verl_ray.message import ONE_READER, Answer, Message, Readers, Slot, is_plain, packed
 
-__all__ = ["STORE_FROM_BYTES", "Packer", "is_worth_storing", "parallel_put", "store_shared"]
+__all__ = ["STORE_FROM_BYTES", "Packer", "is_worth_storing", "likely_parts", "parallel_put", "store_shared"]
 
 STORE_FROM_BYTES = 100_000
 """Shared objects of at least so many bytes are stored; smaller ones cost less inline."""
@@ -62,11 +63,13 @@ class Packer:
     Args:
         stored: `id` of an object -> the reference that goes in its place.
         readers: how workers read what goes inline.
+        prefetches: whether the parts of a future may be fetched before the method asks for them.
     """
 
-    def __init__(self, stored: Mapping[int, Any], readers: Readers = "one") -> None:
+    def __init__(self, stored: Mapping[int, Any], readers: Readers = "one", prefetches: bool = True) -> None:
         self._stored = stored
         self._readers = readers
+        self._prefetches = prefetches
 
     def pack(self, call: RankCall, answer: Answer) -> tuple[Any, ...]:
         """The arguments for a runner: nothing, or a message and the references that fill its slots."""
@@ -92,15 +95,35 @@ class Packer:
         return value if ref is None else _slot(ref, refs)
 
     def _place_future(self, future: DataProtoFuture[Any], refs: list[Any]) -> DataProtoFuture[Any]:
-        """The future with its row counts beside it: a worker must know them before it knows what to fetch."""
+        """The future with what its worker will want beside it: all row counts, and the parts it likely needs.
+
+        A worker must know the counts before it knows which parts to fetch. Where all parts have equal rows,
+        it finds what it needs at hand; where not, it fetches the rest.
+        """
         if not future.tells_rows or future.row_counts is None:
             return future
         placed = copy.copy(future)
-        placed.row_counts = [
-            _slot(count.fresh_ref, refs) if isinstance(count, AnswerPart) else count
-            for count in future.row_counts
-        ]
+        placed.row_counts = [_beside(count, refs) for count in future.row_counts]
+        if self._prefetches:
+            likely = likely_parts(future)
+            placed.futures = [
+                _beside(part, refs) if index in likely else part for index, part in enumerate(future.futures)
+            ]
         return placed
+
+
+def likely_parts(future: DataProtoFuture[Any]) -> range:
+    """Which parts the rows of a chunk overlap if all have equal rows; none where that is not simply said."""
+    num_parts = len(future.futures)
+    if len(future._cuts) != 1 or not isinstance(future._cuts[0], Cut):
+        return range(num_parts if not future._cuts else 0)
+    cut = future._cuts[0]
+    first = cut.piece * num_parts // cut.num_pieces
+    return range(first, -(-(cut.piece + 1) * num_parts // cut.num_pieces))
+
+
+def _beside(part: Any, refs: list[Any]) -> Any:
+    return _slot(part.fresh_ref, refs) if isinstance(part, AnswerPart) else part
 
 
 def _slot(ref: Any, refs: list[Any]) -> Slot:

@@ -1,0 +1,150 @@
+"""What is stored, how often, and what is left of it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from verl_dispatch import Broadcast, Dispatch, Worker, register
+from verl_protocol import DataProto, DataProtoFuture
+from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, parallel_put
+
+pytestmark = pytest.mark.timeout(120)
+
+PICKLED: list[int] = []
+
+
+class Big:
+    """Counts how often it is pickled, and hides its size."""
+
+    def __init__(self) -> None:
+        self.array = np.zeros(1 << 20)
+
+    def __reduce__(self) -> Any:
+        PICKLED.append(1)
+        return dict, ()
+
+
+class Reader(Worker):
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def take(self, x: Any, y: Any = None) -> int:
+        return 1
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def rows(self, data: DataProto, extra: Any = None) -> DataProto:
+        return data
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def make(self, data: DataProto) -> DataProto:
+        return data
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def keep_some(self, data: DataProto) -> DataProto:
+        return data[: len(data) - self.rank]
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC, materialize_futures=False)
+    def unread(self, data: DataProtoFuture[Any]) -> tuple[str, list[str], int]:
+        return type(data).__name__, [type(part).__name__ for part in data.futures], len(data.get())
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    def values(self, data: DataProto) -> list[int]:
+        return [int(value) for value in data.tensor("x")[:, 0]]
+
+
+@pytest.fixture(scope="module")
+def group(running_ray: None) -> Iterator[RayWorkerGroup[Reader]]:
+    with (
+        RayResourcePool([2], use_gpu=False, cpus_per_worker=0.1) as pool,
+        RayWorkerGroup(pool, RayClassWithInitArgs(Reader)) as started,
+    ):
+        yield started
+
+
+@pytest.fixture
+def puts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the driver stores explicitly."""
+    seen: list[Any] = []
+    put = ray.put
+
+    def counting(value: Any, **options: Any) -> Any:
+        seen.append(value)
+        return put(value, **options)
+
+    monkeypatch.setattr(ray, "put", counting)
+    return seen
+
+
+def batch(count: int, width: int = 1) -> DataProto:
+    return DataProto.from_dict(tensors={"x": torch.arange(count)[:, None].repeat(1, width)})
+
+
+def test_an_object_is_stored_once_whatever_the_ranks_and_parameters(
+    group: RayWorkerGroup[Reader], puts: list[Any]
+) -> None:
+    PICKLED.clear()
+    big = Big()
+    assert group.take(big, y=big) == [1, 1]
+    assert (len(PICKLED), len(puts)) == (1, 1)
+
+
+@pytest.mark.parametrize("value", [3, "text", {"lr": 0.1, "betas": [0.9, 0.95]}, torch.zeros(10)])
+def test_small_values_stay_inline(group: RayWorkerGroup[Reader], puts: list[Any], value: Any) -> None:
+    assert group.take(value) == [1, 1]
+    assert puts == []
+
+
+def test_parts_go_inline_and_what_is_shared_is_stored(group: RayWorkerGroup[Reader], puts: list[Any]) -> None:
+    group.rows(batch(4, 1 << 15))
+    assert puts == []
+    weights = {"w": torch.zeros(1 << 16)}
+    group.rows(batch(4), extra=Broadcast(weights))
+    assert len(puts) == 1
+
+
+def test_nothing_of_blocking_calls_stays_in_the_store(group: RayWorkerGroup[Reader]) -> None:
+    for _ in range(10):
+        group.rows(batch(64, 1 << 13))  # 4 MB each way
+        group.take({"w": torch.zeros(1 << 20)})
+    deadline = time.monotonic() + 20
+    while stored_mib() > 10 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert stored_mib() <= 10
+
+
+def stored_mib() -> float:
+    from ray._private import internal_api
+
+    summary_of: Any = internal_api.memory_summary
+    summary = str(summary_of(stats_only=True))
+    found = re.search(r"Plasma memory usage (\d+(?:\.\d+)?) MiB", summary)
+    assert found is not None, summary
+    return float(found[1])
+
+
+def test_futures_reach_the_worker_unread_and_each_reads_its_rows(group: RayWorkerGroup[Reader]) -> None:
+    future = group.make(batch(8))
+    for kind, parts, count in group.unread(future):
+        assert (kind, parts, count) == ("BatchFuture", ["AnswerPart", "AnswerPart"], 4)
+    assert group.values(future) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_parts_of_unequal_rows_are_cut_anew(group: RayWorkerGroup[Reader]) -> None:
+    future = group.keep_some(batch(10))
+    assert future.row_count() == 9
+    assert group.values.options(uneven="balanced")(future) == [[0, 1, 2, 3, 4], [5, 6, 7, 8]]
+    with pytest.raises(Exception, match="9 rows"):
+        group.values(future)
+
+
+def test_many_objects_are_stored_in_order() -> None:
+    refs = parallel_put([torch.full((2,), index) for index in range(5)], max_workers=2)
+    assert [int(value[0]) for value in ray.get(refs)] == [0, 1, 2, 3, 4]
+    assert parallel_put([]) == []
+    with pytest.raises(ValueError, match="max_workers is 0"):
+        parallel_put([1], max_workers=0)

@@ -1,0 +1,63 @@
+"""However a driver ends, its workers and its placement groups end with it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+import ray
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(120)]
+
+PROGRAM = """
+import time
+import ray
+from verl_dispatch import Dispatch, Worker, register
+from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+class Sleeper(Worker):
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sleep(self, seconds):
+        time.sleep(seconds)
+
+ray.init("auto", log_to_driver=False)
+pool = RayResourcePool([1], use_gpu=False, cpus_per_worker=1)
+group = RayWorkerGroup(pool, RayClassWithInitArgs(Sleeper))
+watch = group.watch(every_s=0.1)
+print("up", flush=True)
+{rest}
+"""
+
+
+def run(rest: str, *, interrupt: bool = False) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM.format(rest=rest)]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "up\n"
+    if interrupt:
+        time.sleep(0.5)
+        program.send_signal(signal.SIGINT)
+    output, errors = program.communicate(timeout=60)
+    return subprocess.CompletedProcess(command, program.returncode, output, errors)
+
+
+def all_cpus() -> float:
+    resources: Callable[[], dict[str, float]] = ray.cluster_resources
+    return resources()["CPU"]
+
+
+def test_a_driver_that_just_ends(wait_until_free: Callable[[], dict[str, float]]) -> None:
+    done = run("")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert wait_until_free()["CPU"] == all_cpus()
+
+
+def test_an_interrupt_in_the_middle_of_a_call(wait_until_free: Callable[[], dict[str, float]]) -> None:
+    done = run("with pool, group:\n    group.sleep(600)", interrupt=True)
+    assert "KeyboardInterrupt" in done.stderr
+    assert wait_until_free()["CPU"] == all_cpus()
