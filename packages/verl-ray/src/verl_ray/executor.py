@@ -204,7 +204,7 @@ def _readers_of_shared(plan: CallPlan) -> Readers:
 
 
 def _answer(plan: CallPlan, call: RankCall, handed_on: bool, with_rows: bool) -> Answer:
-    dropped = not handed_on and not plan.fetches_all and call.rank not in plan.fetched_ranks
-    if not handed_on and not dropped and not plan.read_only:
+    dropped = not plan.fetches_all and call.rank not in plan.fetched_ranks
+    if not (handed_on or dropped or plan.read_only):
         return ONE_READER
     return Answer("many" if handed_on else "one", with_rows, dropped, plan.read_only)

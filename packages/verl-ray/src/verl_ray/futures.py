@@ -8,7 +8,6 @@ the worker that gets a piece of the future learns the counts and fetches only th
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -35,19 +34,14 @@ class AnswerPart:
     was sent elsewhere is a bare reference.
     """
 
-    __slots__ = ("_crew", "_generation", "method", "rank", "ref")
+    __slots__ = ("_generation", "crew", "method", "rank", "ref")
 
     def __init__(
         self, ref: Any, rank: int = 0, crew: Crew | None = None, generation: int = 0, method: str = ""
     ) -> None:
         self.ref, self.rank, self.method = ref, rank, method
-        self._crew = None if crew is None else weakref.ref(crew)
-        self._generation = generation
-
-    @property
-    def crew(self) -> Crew | None:
-        """The workers that make it, where they are known."""
-        return None if self._crew is None else self._crew()
+        # Keeps the workers alive until they have made it, also where their group has been dropped.
+        self.crew, self._generation = crew, generation
 
     @property
     def fresh_ref(self) -> Any:
@@ -56,8 +50,8 @@ class AnswerPart:
         Raises:
             StaleFutureError: the workers were restarted since.
         """
-        if (crew := self.crew) is not None:
-            crew.check_generation(self.method, self._generation)
+        if self.crew is not None:
+            self.crew.check_generation(self.method, self._generation)
         return self.ref
 
     def result(self, timeout: float | None = None) -> Any:

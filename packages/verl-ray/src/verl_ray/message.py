@@ -90,7 +90,7 @@ def _filled(value: Any, refs: tuple[Any, ...]) -> Any:
 def prepare_answer(value: Any, answer: Answer) -> Any:
     """The value as Ray shall carry it; with its rows beside it where they are asked for."""
     if answer.dropped:
-        return None
+        return (None, None) if answer.with_rows else None
     carried = packed(value, answer.readers)
     return (carried, _num_rows(value)) if answer.with_rows else carried
 

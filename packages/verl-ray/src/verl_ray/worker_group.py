@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, overload
 
 from verl_dispatch.errors import ReservedNameError
-from verl_dispatch.options import DEFAULT_OPTIONS, CallOptions
-from verl_dispatch.plan import CallPlan
-from verl_dispatch.planners import all_ranks
 from verl_dispatch.typed_methods import GroupWorker
 from verl_dispatch.worker_group import RESERVED_NAMES, WorkerGroup
-from verl_protocol import DataProtoFuture
 
 from verl_ray.actor import RayClassWithInitArgs
 from verl_ray.actor_class import roles_of
 from verl_ray.attach import attach
 from verl_ray.crew import Crew
+from verl_ray.crew_group import CrewGroup
 from verl_ray.defaults import UnsaidStr
-from verl_ray.executor import Executor, Pending
-from verl_ray.futures import data_future
 from verl_ray.group_errors import (
     NotTheOwnerError,
     UnknownKeywordError,
@@ -45,7 +40,7 @@ __all__ = ["RayWorkerGroup"]
 V = TypeVar("V")
 
 
-class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
+class RayWorkerGroup(CrewGroup[GroupWorker]):
     """One actor per slot of a pool, called as one object.
 
     All workers start at the same time, and the constructor returns when every worker's own constructor has.
@@ -98,10 +93,10 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
     ['Hello, Ada', 'Hello, Ada']
     """
 
-    grace_s: ClassVar[float] = 2.0
+    _grace_s: ClassVar[float] = 2.0
     """Seconds that the other ranks get to answer after a first one failed, before the failure is raised."""
 
-    on_restart: Callable[[Any], object] | None
+    _on_restart: Callable[[Any], object] | None
 
     def __init__(
         self,
@@ -134,11 +129,12 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         super().__init__(resource_pool)
         self._registered_methods(ray_cls_with_init.user_class)
         self.name_prefix = name_prefix or random_prefix()
-        self.is_detached, self.on_restart = bool(detached), on_restart
+        self.is_detached, self._on_restart = bool(detached), on_restart
         self._template: RayClassWithInitArgs[Any] = ray_cls_with_init
         timeout_s = ray_wait_register_center_timeout
         if worker_names is not None or worker_handles is not None:
-            self._adopt(attach(self.name_prefix, worker_names, worker_handles, timeout_s), None)
+            crew = attach(self.name_prefix, worker_names, worker_handles, timeout_s)
+            self._adopt(crew, ray_cls_with_init.user_class, None)
             return
         if resource_pool is None:
             expected = "a RayResourcePool, or worker_names or worker_handles"
@@ -157,20 +153,19 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
             profile_steps=profile_steps,
             worker_nsight_options=worker_nsight_options,
             timeout_s=timeout_s,
-            grace_s=self.grace_s,
+            grace_s=self._grace_s,
         )
-        self._adopt(hire(request), None)
-        self._crew.start()
-        if wait:
-            self._crew.ready()
+        self._adopt(hire(request), ray_cls_with_init.user_class, None)
+        self._start(wait)
 
-    def _adopt(self, crew: Crew, role: str | None) -> None:
-        """Work on this crew: on all of each worker, or on one role of it."""
-        user_class = self._template.user_class
-        self._crew, self._role = crew, role
-        self._executor = Executor(crew, user_class, role)
-        self._world_size = crew.world_size
-        self._bind_worker_method(user_class if role is None else roles_of(user_class)[role])
+    def _start(self, wait: bool) -> None:
+        try:
+            self._crew.start()
+            if wait:
+                self._crew.ready()
+        except BaseException:
+            self._crew.close()
+            raise
 
     # --- workers -------------------------------------------------------------------------------------------
 
@@ -284,9 +279,9 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         view = type(self).__new__(type(self))
         WorkerGroup.__init__(view, None)
         view.resource_pool, view.name_prefix = self.resource_pool, self.name_prefix
-        view.is_detached, view.on_restart = self.is_detached, None
+        view.is_detached, view._on_restart = self.is_detached, None
         view._template, view._is_view = self._template, True
-        view._adopt(self._crew, role)
+        view._adopt(self._crew, self._template.user_class, role)
         return view
 
     _is_view: bool = False
@@ -312,43 +307,6 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
             self, method: Method[GroupWorker, GP, R, G, D, Literal[False]], /
         ) -> GroupMethod[GP, R, G, D]: ...
         def bind(self, method: Any, /) -> Any: ...
-
-    # --- calls ---------------------------------------------------------------------------------------------
-
-    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[ObjectRef[Any]]:
-        """Runs any method, registered or not, with the same arguments on every worker; an ObjectRef each."""
-        plan = self._raw_plan(method_name, all_ranks(self.world_size), args, kwargs)
-        return self._futures(plan, self._send(plan, _HANDED_ON))
-
-    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> ObjectRef[Any]:
-        """Runs any method, registered or not, on rank 0; its ObjectRef, at once."""
-        plan = self._raw_plan(method_name, (0,), args, kwargs)
-        ref: ObjectRef[Any] = self._futures(plan, self._send(plan, _HANDED_ON))[0]
-        return ref
-
-    def _send(self, plan: CallPlan, options: CallOptions) -> Sequence[Pending]:
-        return self._executor.send(plan, options)
-
-    def _wait(self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None) -> list[Any]:
-        return self._executor.wait(plan, pendings, timeout_s)
-
-    def _stream(
-        self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None
-    ) -> Iterator[tuple[int, Any]]:
-        return self._executor.stream(plan, pendings, timeout_s)
-
-    def _done(self, plan: CallPlan, pendings: Sequence[Pending]) -> bool:
-        return self._executor.done(pendings)
-
-    def _futures(self, plan: CallPlan, pendings: Sequence[Pending]) -> list[Any]:
-        by_rank = {pending.rank: pending.ref for pending in pendings}
-        return [by_rank[rank] for rank in plan.fetched_ranks]
-
-    def _data_future(self, plan: CallPlan, pendings: Sequence[Pending]) -> DataProtoFuture:
-        return data_future(self._crew, plan, pendings)
-
-    def _check_usable(self, method: str) -> None:
-        self._crew.check_usable(method)
 
     # --- health and end ------------------------------------------------------------------------------------
 
@@ -396,8 +354,8 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
             )
         self._crew.restart()
         self.forget_meshes()
-        if self.on_restart is not None:
-            self.on_restart(self)
+        if self._on_restart is not None:
+            self._on_restart(self)
 
     def shutdown(self) -> None:
         """End the workers and give the place on the pool back. Safe to call twice.
@@ -421,9 +379,6 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
     ) -> None:
         if not self._is_view:
             self.shutdown()
-
-
-_HANDED_ON = DEFAULT_OPTIONS.changed(blocking=False)
 
 
 def _living(crew: Crew | None) -> tuple[int, Mapping[int, Any]] | None:
