@@ -65,6 +65,10 @@ def variables() -> dict[str, str | None]:
     return {name: os.environ.get(name) for name in VARIABLES}
 
 
+def threads_of(group_name: str) -> int:
+    return sum(thread.name.startswith(f"{group_name}-rank") for thread in threading.enumerate())
+
+
 @pytest.fixture(params=[False, True], ids=["turns", "threads"])
 def concurrent(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
@@ -194,11 +198,10 @@ def test_constructor_that_fails_leaves_no_threads() -> None:
             super().__init__()
             raise ValueError(f"no model on {self.rank}")
 
-    before = threading.active_count()
     with pytest.raises(WorkerGroupError, match="no model on 1") as caught:
-        LocalWorkerGroup(Failing, 2, concurrent=True)
+        LocalWorkerGroup(Failing, 2, concurrent=True, name_prefix="failing")
     assert caught.value.method == "__init__"
-    assert threading.active_count() == before
+    assert threads_of("failing") == 0
 
 
 def test_ranks_may_meet_in_their_constructors() -> None:
@@ -407,8 +410,7 @@ def test_restart_drops_what_was_before(group: Any) -> None:
 
 
 def test_shutdown_wakes_everybody_and_ends_the_threads() -> None:
-    before = threading.active_count()
-    group = LocalWorkerGroup(Probe, 2, concurrent=True)
+    group = LocalWorkerGroup(Probe, 2, concurrent=True, name_prefix="ended")
     futures = group.run.options(blocking=False)(
         lambda worker: worker.rank or worker.process_group().barrier()
     )
@@ -416,7 +418,7 @@ def test_shutdown_wakes_everybody_and_ends_the_threads() -> None:
     group.shutdown()
     with pytest.raises(WorkerGroupError):
         futures[0].result(timeout=10)
-    assert threading.active_count() == before
+    assert threads_of("ended") == 0
     with pytest.raises(WorkerGroupError, match="shut down"):
         group.restart()
 
@@ -435,16 +437,15 @@ def test_shutdown_does_not_wait_for_a_rank_that_never_comes_back() -> None:
 
 
 def test_a_forgotten_group_ends_its_threads() -> None:
-    before = threading.active_count()
-    group = LocalWorkerGroup(Probe, 2, concurrent=True)
+    group = LocalWorkerGroup(Probe, 2, concurrent=True, name_prefix="forgotten")
     group.note(1)
-    assert threading.active_count() == before + 2
+    assert threads_of("forgotten") == 2
     del group
     gc.collect()
     deadline = time.monotonic() + 10
-    while threading.active_count() > before and time.monotonic() < deadline:
+    while threads_of("forgotten") and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert threading.active_count() == before
+    assert threads_of("forgotten") == 0
 
 
 def test_workers_are_there_for_a_look_inside(group: Any) -> None:
