@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -79,6 +80,21 @@ def test_there_is_no_mean_of_nothing() -> None:
     with pytest.raises(ValueError, match="no mean of no values"):
         reduce_metrics({"loss": []})
     assert reduce_metrics({"loss": []}, default="list") == {"loss": []}
+
+
+def test_containers_keep_their_class_and_attributes_when_copied() -> None:
+    weights = torch.nn.Linear(1, 1).state_dict()
+    counts = defaultdict(list, {"a": [1]})
+    merged = merge_meta([{"weights": weights, "counts": counts, "seen": {1}}])
+    assert merged["weights"]._metadata == weights._metadata
+    assert merged["counts"]["new"] == []
+    merged["counts"]["a"].append(2)
+    merged["seen"].add(2)
+    assert counts == {"a": [1]}
+    loop: list[Any] = [1]
+    loop.append(loop)
+    copied = merge_meta([{"loop": loop}])["loop"]
+    assert copied[1] is copied is not loop
 
 
 def test_dicts_of_like_keys_become_lists() -> None:

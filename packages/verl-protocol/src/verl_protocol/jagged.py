@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
+from verl_protocol.memory import large_result
+
 
 class JaggedParts(NamedTuple):
     """What a jagged tensor consists of; `dim` is its ragged dimension (1 or more)."""
@@ -169,9 +171,16 @@ def of_dtype(plain: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def gather(tensor: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     """`index_select` for tensors of any dtype."""
-    return of_dtype(as_plain(tensor).index_select(dim, index.to(tensor.device)), tensor.dtype)
+    plain = as_plain(tensor)
+    out = large_result(plain, (*plain.shape[:dim], index.numel(), *plain.shape[dim + 1 :]))
+    return of_dtype(torch.index_select(plain, dim, index.to(tensor.device), out=out), tensor.dtype)
 
 
 def concat_dense(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
     """`torch.cat` for tensors of any one dtype."""
-    return of_dtype(torch.cat([as_plain(tensor) for tensor in tensors], dim), tensors[0].dtype)
+    parts = [as_plain(tensor) for tensor in tensors]
+    shape = list(parts[0].shape)
+    shape[dim] = sum(part.shape[dim] for part in parts)
+    tracked = any(part.requires_grad for part in parts)
+    out = None if tracked else large_result(parts[0], shape)
+    return of_dtype(torch.cat(parts, dim, out=out), tensors[0].dtype)

@@ -6,6 +6,7 @@ rank measured goes under `metrics`, which stays per rank until somebody reduces 
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,8 @@ def _copy(value: Any, memo: dict[int, Any]) -> Any:
         return value
     if id(value) in memo:
         return memo[id(value)]
-    copied = memo[id(value)] = value.copy()
+    # Not value.copy(): a state_dict has attributes of its own.
+    copied = memo[id(value)] = copy.copy(value)
     if isinstance(copied, list):
         copied[:] = [_copy(item, memo) for item in copied]
     elif isinstance(copied, dict):

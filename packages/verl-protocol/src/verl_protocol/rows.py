@@ -20,6 +20,7 @@ from verl_protocol import jagged, nested
 from verl_protocol.errors import InvalidCountError, StridedNestedError
 from verl_protocol.indexing import RowIndex, normalise_index
 from verl_protocol.jagged import is_jagged
+from verl_protocol.memory import large_result
 
 __all__ = [
     "concat",
@@ -158,9 +159,17 @@ def _repeat_dense(column: torch.Tensor, times: int, interleave: bool) -> torch.T
     rows, width = plain.shape[0], plain.shape[1:]
     spread = plain.unsqueeze(1 if interleave else 0)
     spread = spread.expand(rows, times, *width) if interleave else spread.expand(times, rows, *width)
-    copied = spread.reshape(rows * times, *width)
-    # With times = 1 the reshape is a view; a repeated batch must not share storage with its source.
-    return jagged.of_dtype(copied.clone() if times == 1 else copied, column.dtype)
+    out = large_result(plain, spread.shape)
+    if out is not None:
+        copied = out.copy_(spread).view(rows * times, *width)
+    else:
+        # With times = 1 the reshape is a view; a repeated batch must not share storage with its source.
+        copied = (
+            spread.reshape(rows * times, *width).clone()
+            if times == 1
+            else spread.reshape(rows * times, *width)
+        )
+    return jagged.of_dtype(copied, column.dtype)
 
 
 def concat(columns: Sequence[C]) -> C:

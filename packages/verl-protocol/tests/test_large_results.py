@@ -1,0 +1,47 @@
+"""Results so large that their memory comes from elsewhere are the same as small ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from verl_protocol import DataProto, equal, memory
+from verl_protocol.columns import jagged_of
+
+
+@pytest.fixture(params=[1, 2**40], ids=["all large", "none large"], autouse=True)
+def threshold(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "LARGE_BYTES", request.param)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.complex64]
+)
+def test_rows_are_the_same_wherever_they_lie(dtype: torch.dtype) -> None:
+    wide = torch.arange(12).view(3, 2, 2).to(dtype)
+    data = DataProto.from_dict({"a": wide, "j": jagged_of([wide[0], wide[1, :1], wide[2]], 1)})
+    results = [
+        (data.repeat(2), [0, 0, 1, 1, 2, 2]),
+        (data.repeat(2, interleave=False), [0, 1, 2, 0, 1, 2]),
+        (data.repeat(1), [0, 1, 2]),
+        (data[[2, 0]], [2, 0]),
+        (DataProto.concat(data.chunk(3)), [0, 1, 2]),
+    ]
+    for result, expected in results:
+        assert result.equals(DataProto.concat([data[row : row + 1] for row in expected]))
+        result.tensor("a").view(torch.uint8).fill_(0)
+    assert equal(data.tensor("a"), wide)
+
+
+def test_gradients_flow_through_large_results() -> None:
+    weights = torch.arange(4.0, requires_grad=True)
+    data = DataProto.from_dict({"w": weights})
+    joined = DataProto.concat([data[[0, 3]], data.repeat(2), data])
+    (gradient,) = torch.autograd.grad(joined.tensor("w").sum(), weights)
+    assert gradient.tolist() == [4.0, 3.0, 3.0, 4.0]
+
+
+def test_results_of_no_size_are_results() -> None:
+    data = DataProto.from_dict({"a": torch.zeros(2, 0)})
+    assert tuple(data.repeat(3).batch["a"].shape) == (6, 0)
+    assert tuple(data[[1]].batch["a"].shape) == (1, 0)
+    assert len(DataProto.concat([data[:0], data[:0]])) == 0
