@@ -49,6 +49,7 @@ def constructor_arguments() -> None:
 def arguments(group: LocalWorkerGroup[Trainer], batch: DataProto) -> None:
     group.call(Trainer.lod, "path")  # type: ignore[attr-defined]
     group.call(Trainer.helper)  # type: ignore[arg-type]
+    group.call(Trainer.chat, "hello")  # type: ignore[arg-type]
     group.call(Other.size)  # type: ignore[arg-type]
     group.call(Trainer.load)  # type: ignore[call-arg]
     group.call(Trainer.load, 1)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ def names(group: LocalWorkerGroup[Trainer]) -> None:
     group.lod("path")  # type: ignore[attr-defined]
     group.helper()  # type: ignore[attr-defined]
     group.size()  # type: ignore[attr-defined]
+    group.chat("hello")  # type: ignore[attr-defined]
     group.load.nothing()  # type: ignore[attr-defined]
 
 

@@ -170,6 +170,10 @@ class Trainer(Worker):
     def with_options(self, /, batch: DataProto, **options: float) -> DataProto:
         return batch
 
+    @register(dispatch_mode=Dispatch.DIRECT_ROLLOUT_METHOD)
+    async def chat(self, prompt: str) -> str:
+        return prompt
+
     # ONE_TO_ONE
     @register(dispatch_mode=Dispatch.ONE_TO_ONE)
     def place(self, value: int) -> str:

@@ -132,6 +132,8 @@ def _on_group(name: str, group: Instance, method: Instance, ref: ProperType, ctx
     shape, forms = _method_object(group), _forms(mode)
     if not (forms and isinstance(signature, CallableType) and isinstance(shape, Instance)):
         return ctx.default_attr_type
+    if isinstance(_arguments_as(forms[0], {MODE})[0], UninhabitedType):
+        return _failed(f'"{name}" cannot be called on a group, only on a worker', ctx)
     name = f"{name} of {group.type.name}"
     bound = [_bound(name, form, signature, ref, blocking, shape) for form in forms]
     if len(bound) == 1:
@@ -253,13 +255,15 @@ def _unknown(name: str, group: Instance, worker: Instance, ctx: AttributeContext
         if _is_registered(symbol.type)
     ]
     maybe = "".join(f'; maybe "{close}"?' for close in get_close_matches(name, known, n=1))
-    message = f'"{group.type.name}[{worker.type.name}]" has no method "{name}"{maybe}'
-    ctx.api.fail(message, ctx.context, code=ATTR_DEFINED)
-    return AnyType(TypeOfAny.from_error)
+    return _failed(f'"{group.type.name}[{worker.type.name}]" has no method "{name}"{maybe}', ctx)
 
 
 def _not_registered(name: str, worker: Instance, ctx: AttributeContext) -> Type:
-    message = f'"{name}" of "{worker.type.name}" is not registered: a group has only methods with @register'
+    where = f'"{name}" of "{worker.type.name}"'
+    return _failed(f"{where} is not registered: a group has only methods with @register", ctx)
+
+
+def _failed(message: str, ctx: AttributeContext) -> Type:
     ctx.api.fail(message, ctx.context, code=ATTR_DEFINED)
     return AnyType(TypeOfAny.from_error)
 

@@ -9,7 +9,7 @@ too, are therefore picked out first.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, Never, TypeVar, overload
 
 from verl_dispatch.typed_methods import (
     B,
@@ -46,6 +46,12 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
         self: Registered[W, Callable[P, R], Any, Any], worker: W, /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
         raise NotImplementedError
+
+    # Not for groups: no `Method`, so that no group takes it.
+    @overload
+    def __get__(
+        self: Registered[Any, Any, Mode[Never, Never, Never], Any], obj: None, owner: Any
+    ) -> Callable[..., Any]: ...
 
     # Arguments as they are: the group has the method's own parameters.
     @overload
