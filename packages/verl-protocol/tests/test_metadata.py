@@ -83,7 +83,7 @@ def test_there_is_no_mean_of_nothing() -> None:
 
 
 def test_containers_keep_their_class_and_attributes_when_copied() -> None:
-    weights = torch.nn.Linear(1, 1).state_dict()
+    weights: Any = torch.nn.Linear(1, 1).state_dict()
     counts = defaultdict(list, {"a": [1]})
     merged = merge_meta([{"weights": weights, "counts": counts, "seen": {1}}])
     assert merged["weights"]._metadata == weights._metadata

@@ -1,7 +1,7 @@
 """Memory for large results, in pages so large that touching it for the first time costs next to nothing.
 
-torch asks the system for fresh memory for every large result, and the system maps it in pages of 4 KiB as they
-are written, which takes longer than copying the bytes. numpy asks for huge pages.
+torch asks the system for fresh memory for every large result, and the system maps it page by page of 4 KiB
+as it is written, which takes longer than copying the bytes. numpy asks for huge pages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LARGE_BYTES = 32 * 2**20
 
 
 def large_result(model: torch.Tensor, shape: Sequence[int]) -> torch.Tensor | None:
-    """Unset memory for a large result of this shape on the CPU; None where torch had better take care of it."""
+    """Unset memory for a large result of this shape on the CPU; None where torch does better itself."""
     size = math.prod(shape) * model.element_size()
     if size < LARGE_BYTES or model.device.type != "cpu" or model.requires_grad:
         return None

@@ -232,7 +232,7 @@ def sharing(columns: Mapping[str, Any]) -> dict[str, str]:
 def keep_shared(followers: Mapping[str, str], columns: dict[str, C]) -> dict[str, C]:
     """Give each follower the offsets of its leader, in `columns` itself; `sharing` tells who follows whom."""
     for key, leader in {**{leader: leader for leader in followers.values()}, **followers}.items():
-        # The leader is rebuilt as well: a copy made by torch may still go by the name of its source's offsets.
+        # The leader is rebuilt too: a copy made by torch may still go by the name of its source's offsets.
         column: Any = columns[key]
         model: Any = columns[leader]
         columns[key] = jagged.with_offsets_of(column, model)  # type: ignore[assignment]
