@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +134,22 @@ def test_a_loaded_batch_outlives_its_file(tmp_path: Path) -> None:
     save_to_disk(DataProto.from_dict({"a": torch.zeros(1000)}), tmp_path / "b")
     (tmp_path / "b").unlink()
     assert got.equals(data)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_is_not_used_is_not_read(tmp_path: Path) -> None:
+    tensors = {key: torch.ones(1024, 4096) for key in "abcd"}
+    save_to_disk(
+        DataProto.from_dict({**tensors, "fp8": tensors["a"].to(torch.float8_e4m3fn)}), tmp_path / "b"
+    )
+    before = resident_bytes()
+    got = load_from_disk(tmp_path / "b")
+    assert got.tensor("a")[5].sum() == 4096
+    assert resident_bytes() - before < got.nbytes() // 4
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_other_tools_can_read_the_tensors(tmp_path: Path) -> None:
