@@ -290,7 +290,7 @@ def test_the_bound_method_looks_like_the_workers(group: RayWorkerGroup[Echo]) ->
     assert group.same.__doc__ == "Give `x` back."
     assert list(group.same.signature.parameters) == ["x", "y"]
     with pytest.raises(AttributeError, match="maybe 'same'"):
-        group.sam(1)
+        group.sam(1)  # type: ignore[attr-defined]
 
 
 def test_unpicklable_arguments_leave_the_group_usable(group: RayWorkerGroup[Echo]) -> None:
