@@ -211,7 +211,7 @@ def _column_of(key: str, values: list[Any], ragged: Collection[str] | None) -> A
 
 
 def assert_tensordict_eq(td1: TensorDict, td2: TensorDict) -> None:
-    """Check that two TensorDicts hold the same entries; a helper for tests.
+    """Check that two TensorDicts hold the same entries, for use in tests.
 
     Raises:
         AssertionError: they do not; the message names the entry and the first row that differs.
