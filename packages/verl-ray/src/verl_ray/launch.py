@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayTaskError
 from verl_dispatch.errors import WorkerGroupError
-from verl_dispatch.plan import RankCall
+from verl_dispatch.plan import RankCall, SharedObject
 
 from verl_ray.actor import RayClassWithInitArgs
 from verl_ray.errors import ResourceUnavailable
 from verl_ray.failures import describe_failures, survey
 from verl_ray.group_errors import StartTimeout
 from verl_ray.host import Assignment, WorkerReport
-from verl_ray.message import ONE_READER, packed
+from verl_ray.message import ONE_READER
 from verl_ray.rendezvous import Rendezvous, RendezvousRequest
-from verl_ray.sending import Packer, is_worth_storing
+from verl_ray.sending import Packer, store_shared
 from verl_ray.startup import StartupTimes, startup_times
 
 __all__ = ["LaunchSpec", "Launched", "Started", "await_start", "kill", "launch"]
@@ -105,13 +105,9 @@ def launch(spec: LaunchSpec, generation: int) -> Launched:
 
 def _send_set_ups(spec: LaunchSpec, handles: Sequence[Any], meeting: Any) -> tuple[Any, ...]:
     args, kwargs = spec.template.constructor_arguments()
-    values = [*args, *kwargs.values()]
-    stored = {
-        id(value): ray.put(packed(value, "many"))
-        for value in values
-        if len(handles) > 1 and not isinstance(value, ray.ObjectRef) and is_worth_storing(value)
-    }
-    message, *refs = Packer(stored).pack(RankCall(0, args, kwargs), replace(ONE_READER))
+    shared = [SharedObject(value, ()) for value in (*args, *kwargs.values())]
+    stored = store_shared(shared, "many") if len(handles) > 1 else {}
+    message, *refs = Packer(stored).pack(RankCall(0, args, kwargs), ONE_READER) or (None,)
     return tuple(
         handle._verl_set_up.remote(assignment, meeting, message, *refs)
         for handle, assignment in zip(handles, spec.assignments, strict=True)

@@ -58,8 +58,8 @@ class Answer:
 
 
 ONE_READER = Answer()
-Message = tuple[tuple[Any, ...], Mapping[str, Any], Answer] | None
-"""Positional arguments, keyword arguments, and how to answer; None: no arguments, one reader."""
+Message = tuple[tuple[Any, ...], Mapping[str, Any], Answer | None] | None
+"""Positional arguments, keyword arguments, and how to answer if not to one reader; None: no arguments."""
 
 
 def open_message(
@@ -68,7 +68,8 @@ def open_message(
     """The arguments with every slot filled."""
     if message is None:
         return (), {}, ONE_READER
-    args, kwargs, answer = message
+    args, kwargs, asked = message
+    answer = ONE_READER if asked is None else asked
     if not refs:
         return args, kwargs, answer
     filled = tuple([_filled(arg, refs) for arg in args])

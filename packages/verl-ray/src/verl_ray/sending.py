@@ -78,7 +78,7 @@ class Packer:
         refs: list[Any] = []
         args = tuple([self._place(value, refs) for value in call.args])
         kwargs = {name: self._place(value, refs) for name, value in call.kwargs.items()}
-        message: Message = (args, kwargs, answer)
+        message: Message = (args, kwargs, None if answer is ONE_READER else answer)
         if _all_plain(args) and _all_plain(kwargs.values()):
             return (message, *refs)
         return (packed(message, self._readers), *refs)
