@@ -29,5 +29,6 @@ def test_the_first_use_starts_ray_and_a_later_cluster_is_not_mistaken_for_it() -
     ray.shutdown()
     with pytest.raises(PoolClosed, match="a Ray cluster that this process has left; make a new one"):
         pool.slots()
-    assert not ray.is_initialized()
+    assert (pool.store, pool.pgs, repr(pool)) == ([1], None, "RayResourcePool([1], CPU, 'verl_ray')")
     pool.shutdown()
+    assert not ray.is_initialized()

@@ -19,6 +19,7 @@ __all__ = [
     "connection",
     "dead_node_addresses",
     "ensure_ray_started",
+    "node_addresses",
     "placement_option_supported",
     "still_reserved",
 ]
@@ -76,6 +77,11 @@ def _facts(node: Mapping[str, Any], free: Mapping[str, Mapping[str, float]]) -> 
         free=dict(free.get(node_id, {})),
         labels=dict(node.get("Labels") or {}),
     )
+
+
+def node_addresses() -> dict[str, str]:
+    """The address of each living node, by node id."""
+    return {node.node_id: node.address for node in alive_nodes()}
 
 
 def bundle_node_ids(group: PlacementGroup) -> list[str]:

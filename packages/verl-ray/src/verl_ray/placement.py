@@ -22,6 +22,7 @@ from verl_ray.cluster import (
     NodeFacts,
     alive_nodes,
     bundle_node_ids,
+    node_addresses,
     placement_option_supported,
     still_reserved,
 )
@@ -249,7 +250,7 @@ def release(groups: Sequence[PlacementGroup], timeout_s: float = 10.0) -> None:
 
 def sort_placement_group_by_node_ip(pgs: Sequence[PlacementGroup]) -> list[PlacementGroup]:
     """Sort placed groups by the address of their first node: IPv4 by number, IPv6, host names, node ids."""
-    addresses = {node.node_id: node.address for node in alive_nodes()}
+    addresses = node_addresses()
 
     def first_node(group: PlacementGroup) -> tuple[object, ...]:
         return min(node_order_key(addresses.get(node, ""), node) for node in bundle_node_ids(group))

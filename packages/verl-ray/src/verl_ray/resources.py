@@ -14,7 +14,7 @@ from verl_ray.errors import PoolAlreadyPlaced, SplitSizeError
 from verl_ray.pool_spec import InvalidPoolArgument, PoolSpec
 from verl_ray.shares import LEDGER, Claim, Share, demand_of_options
 from verl_ray.slot_sources import BorrowedSlots, FixedSlots, OwnedSlots, Part, PlacementAsk, SlotSource
-from verl_ray.slots import Slot, slots_of_groups
+from verl_ray.slots import Slot, rank_order_of_groups, slots_of_groups
 
 __all__ = [
     "RayResourcePool",
@@ -169,10 +169,7 @@ class RayResourcePool(ResourcePool):
         """
         self._source.prepare(PlacementAsk(strategy, name, device_name))
         self._source.keep_when_dropped()
-        return self._groups()
-
-    def _groups(self) -> list[PlacementGroup]:
-        return list(dict.fromkeys(slot.placement_group for slot in self._source.slots()))
+        return self._source.groups()
 
     @property
     def pgs(self) -> list[PlacementGroup] | None:
@@ -180,7 +177,7 @@ class RayResourcePool(ResourcePool):
         if not self._source.placed:
             return None
         self._source.keep_when_dropped()
-        return self._groups()
+        return self._source.groups()
 
     @pgs.setter
     def pgs(self, groups: Sequence[PlacementGroup]) -> None:
@@ -190,7 +187,8 @@ class RayResourcePool(ResourcePool):
         if len(groups) != len(sizes) or any(g.bundle_count < s for g, s in zip(groups, sizes, strict=True)):
             given = [group.bundle_count for group in groups]
             raise InvalidPoolArgument("pgs", given, f"groups of at least {sizes} bundles")
-        slots = slots_of_groups(groups, sizes)
+        order = rank_order_of_groups(groups, sizes)
+        slots = slots_of_groups([groups[index] for index in order], [sizes[index] for index in order])
         self._set_source(FixedSlots(self.name_prefix, self.spec, slots))
 
     def place(
@@ -265,7 +263,7 @@ class RayResourcePool(ResourcePool):
 
     def __repr__(self) -> str:
         kind = self.accelerator or "CPU"
-        return f"{type(self).__name__}({self.store}, {kind}, {self.name_prefix!r})"
+        return f"{type(self).__name__}({self._source.planned_sizes()}, {kind}, {self.name_prefix!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process may use the slots, never free them; its groups are counted there.

@@ -17,7 +17,7 @@ from verl_ray.defaults import UnsaidStr, is_unsaid
 from verl_ray.errors import MadeOfFacts, PoolAlreadyPlaced, PoolClosed
 from verl_ray.placement import place, release
 from verl_ray.pool_spec import PoolSpec
-from verl_ray.slots import Slot, node_sizes, slots_of_groups
+from verl_ray.slots import Slot, node_sizes, rank_order_of_groups, slots_of_groups
 
 __all__ = [
     "DEFAULT_ASK",
@@ -66,7 +66,7 @@ class SlotSource(ABC):
     @property
     @abstractmethod
     def placed(self) -> bool:
-        """Whether asking for the slots returns at once."""
+        """Whether the slots are reserved."""
 
     @property
     @abstractmethod
@@ -80,6 +80,10 @@ class SlotSource(ABC):
     @abstractmethod
     def prepare(self, ask: PlacementAsk) -> None:
         """Reserve the slots as asked, or raise if they are reserved in another way."""
+
+    def groups(self) -> list[PlacementGroup]:
+        """The placement groups of the slots, in rank order, reserved first where they are not yet."""
+        return list(dict.fromkeys(slot.placement_group for slot in self.slots()))
 
     @abstractmethod
     def slots(self) -> tuple[Slot, ...]:
@@ -109,6 +113,7 @@ class OwnedSlots(SlotSource):
         self._ask: PlacementAsk | None = None
         self._cluster: str | None = None
         self._groups: list[PlacementGroup] = []
+        self._group_sizes: list[int] = []
         self._slots: tuple[Slot, ...] | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._closed = False
@@ -119,7 +124,12 @@ class OwnedSlots(SlotSource):
 
     @property
     def placed(self) -> bool:
-        return self._slots is not None and not self._closed
+        return self._ask is not None and not self._closed and self._cluster == connection()
+
+    def sizes(self) -> list[int]:
+        if not self.placed:
+            return self.planned_sizes()
+        return node_sizes(self._slots or slots_of_groups(self._groups, self._group_sizes))
 
     @property
     def closed(self) -> bool:
@@ -153,7 +163,10 @@ class OwnedSlots(SlotSource):
             ask = replace(ask, strategy="PACK")
         offered = sorted({name for node in alive_nodes() for name in node.total})
         requests = spec.requests(self._sizes, ask.strategy, ask.name, self._pool, offered)
-        self._groups = place(requests, spec.patience)
+        placed = place(requests, spec.patience)
+        order = rank_order_of_groups(placed, spec.group_sizes(self._sizes))
+        self._groups = [placed[index] for index in order]
+        self._group_sizes = [requests[index].size for index in order]
         self._spec, self._ask, self._cluster = spec, ask, connection()
         if not spec.detached:
             self._finalizer = weakref.finalize(self, _release_later, list(self._groups))
@@ -168,13 +181,19 @@ class OwnedSlots(SlotSource):
         if accelerator != self._spec.accelerator:
             raise PlacementArgument(self._pool, "accelerator", accelerator, self._spec.accelerator)
 
+    def groups(self) -> list[PlacementGroup]:
+        # Their order does not depend on devices, so nobody is asked for these.
+        with self._lock:
+            self.prepare(DEFAULT_ASK)
+            return list(self._groups)
+
     def slots(self) -> tuple[Slot, ...]:
         with self._lock:
             self.prepare(DEFAULT_ASK)
             if self._slots is None:
                 accelerator = self._spec.known_accelerator()
                 devices = accelerator_ids_of_bundles(self._groups, accelerator) if accelerator else {}
-                self._slots = slots_of_groups(self._groups, self._spec.group_sizes(self._sizes), devices)
+                self._slots = slots_of_groups(self._groups, self._group_sizes, devices)
             return self._slots
 
     def keep_when_dropped(self) -> None:

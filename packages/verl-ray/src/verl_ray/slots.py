@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from ray.util.placement_group import PlacementGroup
 
-from verl_ray.cluster import alive_nodes, bundle_node_ids
-from verl_ray.ordering import arrange_on_nodes, order_bundles
+from verl_ray.cluster import bundle_node_ids, node_addresses
+from verl_ray.ordering import NaturalKey, arrange_on_nodes, node_order_key, order_bundles
 from verl_ray.rank_env import local_ranks
 
-__all__ = ["Slot", "node_sizes", "slots_of_groups"]
+__all__ = ["Slot", "node_sizes", "rank_order_of_groups", "slots_of_groups"]
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,29 @@ class Slot:
         return self.placement_group.id.hex(), self.node_id
 
 
+def rank_order_of_groups(groups: Sequence[PlacementGroup], sizes: Sequence[int]) -> list[int]:
+    """The order in which placed groups give ranks, as indices; `sizes` are the slots used of each."""
+    addresses = node_addresses()
+    nodes = [min(bundle_node_ids(group), key=lambda node: _node_key(node, addresses)) for group in groups]
+    return arrange_on_nodes(sizes, [(node, addresses.get(node, "")) for node in nodes])
+
+
+def _node_key(node: str, addresses: Mapping[str, str]) -> tuple[int, int, NaturalKey, str]:
+    return node_order_key(addresses.get(node, ""), node)
+
+
 def slots_of_groups(
     groups: Sequence[PlacementGroup],
     sizes: Sequence[int],
     devices: Mapping[tuple[str, int], Sequence[str]] | None = None,
 ) -> tuple[Slot, ...]:
-    """The slots of placed groups in rank order; of each group the first `sizes[i]` bundles in order.
+    """The slots of placed groups, which come in rank order; of each the first `sizes[i]` bundles in order.
 
     `devices` says which accelerators a bundle holds, by `Slot.key`; bundles of one node follow them.
     """
-    addresses = {node.node_id: node.address for node in alive_nodes()}
+    addresses = node_addresses()
     per_group = [_slots_of_group(group, addresses, devices or {}) for group in groups]
-    nodes = [(slots[0].node_id, slots[0].node_ip) for slots in per_group]
-    order = arrange_on_nodes(list(sizes), nodes)
-    return tuple(slot for index in order for slot in per_group[index][: sizes[index]])
+    return tuple(slot for slots, size in zip(per_group, sizes, strict=True) for slot in slots[:size])
 
 
 def _slots_of_group(
