@@ -93,6 +93,7 @@ def test_a_malformed_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 def test_the_policy_learns(algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--algorithm", algorithm, "--backend", "local", "--workers", "1", "--steps", "20"]
