@@ -5,6 +5,7 @@
 
 import argparse
 import json
+import logging
 import os
 import sys
 import time
@@ -158,7 +159,10 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only the work whose name contains these words")
     options = parser.parse_args()
     ray.init(
-        num_cpus=2 * options.workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+        num_cpus=2 * options.workers,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
     )
     started = time.perf_counter()
     bench = Bench(options.workers)

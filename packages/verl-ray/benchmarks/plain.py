@@ -9,7 +9,6 @@ import ray
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
-@ray.remote(num_cpus=0)
 class PlainActor:
     """Does what the benchmark's worker does, without any library in between."""
 
@@ -45,7 +44,8 @@ class PlainGroup:
     """A few lines of Ray per call, as an engineer without a library would write them."""
 
     def __init__(self, num_workers: int) -> None:
-        self.actors = [PlainActor.remote() for _ in range(num_workers)]
+        actor_class = ray.remote(num_cpus=0)(PlainActor)
+        self.actors: list[Any] = [actor_class.remote() for _ in range(num_workers)]
 
     def ping(self, value: int) -> list[int]:
         return list(ray.get([actor.ping.remote(value) for actor in self.actors]))
