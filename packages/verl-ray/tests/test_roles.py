@@ -154,7 +154,7 @@ def test_options_of_roles_are_joined_and_conflicts_named() -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.usefixtures("shared_ray")
+@pytest.mark.usefixtures("running_ray")
 def test_views_share_failure_restart_and_generation() -> None:
     with (
         RayResourcePool([2], use_gpu=False, cpus_per_worker=0.1) as pool,
