@@ -62,6 +62,8 @@ def collate_fn(items: Sequence[DataProtoItem]) -> DataProto:
         RaggedRowsError: tensors of different shapes in a column that was not jagged.
         MetaConflictError: items with different meta_info.
 
+    >>> import torch
+    >>> from verl_protocol import DataProto
     >>> data = DataProto.from_dict(tensors={"a": torch.arange(3)})
     >>> collate_fn([data[2], data[0]]).batch["a"].tolist()
     [2, 0]

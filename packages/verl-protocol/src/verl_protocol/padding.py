@@ -72,6 +72,8 @@ def pad_dataproto_to_divisor(
         InvalidCountError: `size_divisor` is less than 1.
         PadPolicyError: an unknown policy.
 
+    >>> import torch
+    >>> from verl_protocol import DataProto
     >>> data = DataProto.from_dict(tensors={"a": torch.arange(3)})
     >>> padded, pad_size = pad_dataproto_to_divisor(data, 4)
     >>> padded.batch["a"].tolist(), pad_size

@@ -99,6 +99,8 @@ def fold_batch_dim(data: B, new_batch_size: SupportsIndex) -> B:
     Raises:
         FoldError: the rows do not divide, or a column is jagged.
 
+    >>> import torch
+    >>> from verl_protocol import DataProto
     >>> data = DataProto.from_dict(tensors={"a": torch.arange(4)})
     >>> fold_batch_dim(data, 2).batch["a"].tolist()
     [[0, 1], [2, 3]]
