@@ -25,7 +25,7 @@ from verl_dispatch import (
     register_execute_mode,
     update_dispatch_mode,
 )
-from verl_dispatch.errors import CallOptionError, DispatchResultError, RankSetError
+from verl_dispatch.errors import CallOptionError, DispatchResultError, SelectedRanksError
 from verl_protocol import DataProto, DataProtoFuture
 
 
@@ -305,7 +305,7 @@ def test_a_strategy_that_names_no_valid_ranks_is_an_error(ranks: list[int]) -> N
     strange = register_execute_mode("STRANGE", lambda world_size: ranks)
     try:
         with pytest.raises(
-            RankSetError, match=r"select_ranks of Execute.STRANGE gave .* distinct ranks of 0..3"
+            SelectedRanksError, match=r"STRANGE of 'f': select_ranks\(4\) gave .* each of 0..3"
         ):
             LocalWorkerGroup(echo(Dispatch.ONE_TO_ALL, execute_mode=strange), 4).f(1)
     finally:

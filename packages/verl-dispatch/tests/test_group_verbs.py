@@ -264,8 +264,8 @@ def test_balance_of_equal_sizes_may_be_padded(group: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"uneven": "yes"}, 'known values are "balanced"'),
-        ({"timeout_s": 0}, "positive"),
+        ({"uneven": "yes"}, 'expected "balanced" or None'),
+        ({"timeout_s": 0}, "seconds above 0"),
         ({"equal_size": True}, "no balance column"),
         ({"uneven": "balanced", "balance": "w"}, "choose one"),
         ({"uneven": "balanced", "auto_padding": True}, "choose one"),

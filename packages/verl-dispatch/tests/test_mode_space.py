@@ -1,14 +1,19 @@
 """The whole space of calls: mode x execute x verb x world size x kind of batch x padding x way of passing.
 
 Whatever the combination, rows come back in input order, none lost and none doubled, and the caller's batch
-is as it was.
+is as it was. The first tests walk the space in order; the last ones take numbers of rows, ways to lay them
+out and methods that answer several rows for one at random.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from tensordict import TensorDict
 from verl_dispatch import (
     Dispatch,
@@ -21,6 +26,9 @@ from verl_dispatch import (
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
+from verl_dispatch.conformance.batches import KINDS as CONFORMANCE_KINDS
+from verl_dispatch.conformance.batches import as_kind, batch, ids_of, ranks_of
+from verl_dispatch.conformance.workers import ModesWorker
 from verl_protocol import DataProto, DataProtoFuture
 
 WORLD_SIZES = range(1, 9)
@@ -119,9 +127,10 @@ def check(data: DataProto, answer: Any, kind: str) -> None:
         assert isinstance(answer, TensorDict)
         answer = DataProto.from_tensordict(answer)
     assert answer.tensor("i").tolist() == data.tensor("i").tolist()
-    assert [row.tolist() for row in answer.tensor("j").unbind()] == [
-        row.tolist() for row in data.tensor("j").unbind()
-    ]
+    got: Any = answer.tensor("j")
+    sent: Any = data.tensor("j")
+    assert torch.equal(got.offsets(), sent.offsets())
+    assert torch.equal(got.values(), sent.values())
     assert answer.column("s").tolist() == data.column("s").tolist()
     assert answer.meta_info == {"temperature": 0.5}
 
@@ -146,16 +155,19 @@ def test_rows_come_back_in_input_order(mode: str, world_size: int, kind: str) ->
     head: tuple[Any, ...] = (len,) if mode == "DP_COMPUTE_PROTO_WITH_FUNC" else ()
     padded: dict[str, Any] = {"auto_padding": True}
     cases: list[tuple[int, dict[str, Any]]] = [(2 * world_size, {}), (2 * world_size - 1, padded)]
-    for num_rows, options in cases if world_size not in (2, 8) else [*cases, (1, padded)]:
+    for number, (num_rows, options) in enumerate(cases if world_size != 8 else [*cases, (1, padded)]):
         data = data_proto(num_rows)
         before = data[:]
-        given = KINDS[kind](data)
+        sent = KINDS[kind](data)
         for name, by_name in zip(FORMS, (True, False, False, True), strict=True):
             method = group.bind(name).options(**options)
-            answer = method(*head, batch=given) if by_name else method(*head, given)
+            answer = method(*head, batch=sent) if by_name else method(*head, sent)
             check(data, ready(answer), kind)
-        check(data, group.plain_later.options(**options).call(*head, given), kind)
-        check(data, group.plain_blocking.options(**options).submit(*head, given).result(), kind)
+        if number % 2:
+            answer = group.plain_later.options(**options).call(*head, sent)
+        else:
+            answer = group.plain_blocking.options(**options).submit(*head, sent).result()
+        check(data, answer, kind)
         assert data.equals(before)
         assert not data.pad_mask.any()
 
@@ -166,8 +178,8 @@ def test_list_modes_give_one_part_per_rank(mode: str, world_size: int, kind: str
     group: Any = LocalWorkerGroup(worker_class(LISTING[mode]), world_size)
     data = data_proto(2 * world_size)
     for number, call in enumerate(every_verb(group)):
-        given = KINDS[kind](data)
-        parts = call(given) if number % 2 else call(batch=given)
+        sent = KINDS[kind](data)
+        parts = call(sent) if number % 2 else call(batch=sent)
         assert len(parts) == world_size
         assert rows_of_parts(parts) == list(range(2 * world_size))
 
@@ -179,10 +191,10 @@ def test_padding_in_list_modes(world_size: int, kind: str) -> None:
     all_to_all: Any = LocalWorkerGroup(worker_class(Dispatch.ALL_TO_ALL), world_size)
     metric: Any = LocalWorkerGroup(worker_class(Dispatch.DP_COMPUTE_METRIC), world_size)
     for name in FORMS:
-        given = KINDS[kind](data)
-        parts = ready(all_to_all.bind(name).options(auto_padding=True)(given))
+        sent = KINDS[kind](data)
+        parts = ready(all_to_all.bind(name).options(auto_padding=True)(sent))
         assert rows_of_parts(parts) == list(range(2 * world_size + 1))
-        assert len(ready(metric.bind(name).options(auto_padding=True)(given))) == world_size
+        assert len(ready(metric.bind(name).options(auto_padding=True)(sent))) == world_size
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
@@ -215,3 +227,76 @@ def test_one_to_one_by_rank(world_size: int) -> None:
     entries = {rank: rank * 10 for rank in range(0, world_size, 2)}
     for call in every_verb(group):
         assert call(entries) == call(x=entries) == entries
+
+
+# --- at random --------------------------------------------------------------------------------------------
+
+WAYS: dict[str, dict[str, Any]] = {
+    "even": {},
+    "flagged": {},
+    "padded": {"auto_padding": True},
+    "uneven": {"uneven": "balanced"},
+    "balanced": {"balance": "x"},
+}
+METHODS = ["rows", "rows_async", "over_each", "over_pairs", "twice", "late"]
+
+
+async def awaited(method: Any, args: Any, kwargs: Any) -> Any:
+    return await method.submit(*args, **kwargs)
+
+
+VERBS: dict[str, Callable[..., Any]] = {
+    "call": lambda method, args, kwargs: method.call(*args, **kwargs),
+    "later": lambda method, args, kwargs: ready(method.options(blocking=False)(*args, **kwargs)),
+    "submit": lambda method, args, kwargs: method.submit(*args, **kwargs).result(),
+    "await": lambda method, args, kwargs: asyncio.run(awaited(method, args, kwargs)),
+}
+
+
+@cache
+def group_of(world_size: int) -> Any:
+    return LocalWorkerGroup(ModesWorker, world_size)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_any_rows_in_any_layout(data: st.DataObject) -> None:
+    method = data.draw(st.sampled_from(METHODS), "method")
+    world_size = data.draw(st.integers(1, 8), "world_size")
+    way = data.draw(st.sampled_from(list(WAYS)), "way")
+    only_proto = method in ("twice", "late") or way == "flagged"
+    kind = data.draw(st.sampled_from(["DataProto"] if only_proto else CONFORMANCE_KINDS), "kind")
+    verb = data.draw(st.sampled_from(list(VERBS)), "verb")
+    num_parts = max(1, world_size // 2) if method == "over_pairs" else world_size
+    if way == "even":
+        num_rows = num_parts * data.draw(st.integers(0, 3), "rows a part")
+    else:
+        least = 1 if way in ("padded", "flagged") else num_parts
+        num_rows = data.draw(st.integers(least, 4 * num_parts), "rows")
+    # The driver cannot balance rows that it has not seen.
+    assume(kind != "DataProtoFuture" or way != "balanced")
+    sent = batch(num_rows, auto_padding=way == "flagged")
+    value = as_kind(sent, kind)
+    args, kwargs = ((), {"data": value}) if data.draw(st.booleans(), "by_name") else ((value,), {})
+    got = VERBS[verb](group_of(world_size).bind(method).options(**WAYS[way]), args, kwargs)
+    times = 2 if method == "twice" else 1
+    assert ids_of(got) == [row for row in range(num_rows) for _ in range(times)]
+    assert ids_of(sent) == list(range(num_rows))
+
+
+@settings(max_examples=20)
+@given(world_size=st.integers(1, 8), weights=st.lists(st.integers(0, 100), min_size=8, max_size=40))
+def test_balanced_ranks_have_something_to_do(world_size: int, weights: list[int]) -> None:
+    data = batch(len(weights))
+    data.tensor("x").copy_(torch.tensor(weights)[:, None].expand(len(weights), 2))
+    got = group_of(world_size).rows.options(balance="x")(data)
+    assert ids_of(got) == list(range(len(weights)))
+    assert set(ranks_of(got)) == set(range(world_size))
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 8])
+def test_chains_of_futures(world_size: int) -> None:
+    group, other = group_of(world_size), group_of(9 - world_size)
+    future = group.rows.options(blocking=False, auto_padding=True)(batch(11))
+    future = other.rows.options(blocking=False, auto_padding=True)(future)
+    assert ids_of(group.rows.options(auto_padding=True)(future)) == list(range(11))

@@ -55,9 +55,7 @@ def test_missing_variable_is_named(missing: str, monkeypatch: pytest.MonkeyPatch
         Worker()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("RANK", "one"), ("RANK", "8"), ("RANK", "-1")]
-)
+@pytest.mark.parametrize(("name", "value"), [("RANK", "one"), ("RANK", "8"), ("RANK", "-1")])
 @pytest.mark.usefixtures("torchrun")
 def test_unusable_variable_is_an_error(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from verl_protocol import DataProtoFuture
+from verl_protocol.errors import UnevenChunksError
 
-from verl_dispatch.future_parts import FuturePart, LazyPart
+from verl_dispatch.future_parts import FuturePart, LazyPart, told_of_call
 from verl_dispatch.row_trim import RowTrim
 
 __all__ = ["PaddedPart"]
@@ -69,14 +70,22 @@ def _resolve(value: Any, materialize: bool, trims: list[Trim]) -> Any:
     if isinstance(value, PaddedPart):
         trims.append(value.trim)
         return value.value
-    return value.get() if materialize and isinstance(value, DataProtoFuture) else value
+    if not materialize or not isinstance(value, DataProtoFuture):
+        return value
+    try:
+        return value.get()
+    except UnevenChunksError as error:
+        raise told_of_call(value, error) from None
 
 
 async def _resolve_async(value: Any, materialize: bool, trims: list[Trim]) -> Any:
     if isinstance(value, FuturePart) and materialize:
         return await asyncio.to_thread(_resolve_part, value, materialize, trims)
     if isinstance(value, DataProtoFuture) and materialize:
-        return await value
+        try:
+            return await value
+        except UnevenChunksError as error:
+            raise told_of_call(value, error) from None
     return _resolve(value, materialize, trims)
 
 

@@ -12,7 +12,7 @@ from verl_dispatch.answer_rows import in_input_order, trimmed
 from verl_dispatch.batches import is_batch
 from verl_dispatch.call_scope import call_scope
 from verl_dispatch.collectors import CollectKind
-from verl_dispatch.errors import DispatchResultError
+from verl_dispatch.errors import CallOptionError, DispatchResultError
 from verl_dispatch.layout import RowLayout
 from verl_dispatch.plan import CallPlan, RankCall
 from verl_dispatch.split import SplitList
@@ -89,8 +89,11 @@ def plan_custom(
     Raises:
         DispatchResultError: it returned nothing that a call per worker can be made of.
     """
-    with call_scope(context.method.labels, context.options):
+    with call_scope(context.method.labels, context.options) as scope:
         result = dispatch_fn(context.group, *args, **kwargs)
+    if context.options.splits and not scope.asked:
+        problem = f"the dispatch_fn of {context.method.name!r} calls no function here that splits batches"
+        raise CallOptionError(context.options.splits, problem)
     if isinstance(result, CallPlan):
         plan, layout = _checked_plan(context, result), None
     else:

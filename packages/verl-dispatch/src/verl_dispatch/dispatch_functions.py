@@ -6,6 +6,7 @@ the lists, so that a custom mode built on them has both undone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from verl_dispatch.call_scope import current_labels, current_options
@@ -84,8 +85,8 @@ def dispatch_dp_compute_data_proto_with_func(group: Any, *args: Any, **kwargs: A
     Raises:
         UnsplittableArgumentError: the first argument is no function, or another one no batch.
     """
-    function = function_argument(group.world_size, args)
-    split = split_batches(group.world_size, args[1:], kwargs, current_labels().after(1), current_options())
+    function, args, kwargs = function_first(group.world_size, args, kwargs)
+    split = split_batches(group.world_size, args, kwargs, current_labels().after(1), current_options())
     return ([function] * group.world_size, *split.args), split.kwargs
 
 
@@ -101,17 +102,20 @@ def dispatch_direct_rollout_method(group: Any, *args: Any, **kwargs: Any) -> Lis
     )
 
 
-def function_argument(num_workers: int, args: tuple[Any, ...]) -> Any:
-    """The function that comes first.
+def function_first(
+    num_workers: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The function that comes first, and the other arguments; it may be passed by the parameter's name.
 
     Raises:
         UnsplittableArgumentError: there is none.
     """
-    if not args or not callable(unwrapped(args[0])):
-        given = args[0] if args else None
+    labels, rest = current_labels(), dict(kwargs)
+    given = args[0] if args else rest.pop(next(iter(labels.parameters), ""), None)
+    if not callable(unwrapped(given)):
         expected = "a function for every worker, then batches"
-        raise UnsplittableArgumentError(current_labels().positional(0), given, num_workers, expected)
-    return unwrapped(args[0])
+        raise UnsplittableArgumentError(labels.positional(0), given, num_workers, expected)
+    return unwrapped(given), args[1:], rest
 
 
 def _split_args_kwargs_data_proto(chunks: int, *args: Any, **kwargs: Any) -> Lists:

@@ -17,11 +17,13 @@ __all__ = [
     "InvalidModeError",
     "MeshError",
     "MethodOverrideError",
+    "MixedOrderWarning",
     "NoBatchError",
     "NoInstanceMethodError",
     "RankSetError",
     "RefusedPairError",
     "ReservedNameError",
+    "SelectedRanksError",
     "UnequalRowsError",
     "UnevenRowsError",
     "UnknownMemberError",
@@ -163,6 +165,16 @@ class RankSetError(_Facts, ValueError):
         super().__init__(f"ONE_TO_ONE arguments of {method!r} must name the same ranks: {problem}")
 
 
+class SelectedRanksError(_Facts, ValueError, TypeError):
+    """A registered execute mode whose `select_ranks` named no valid set of ranks."""
+
+    def __init__(self, method: str, execute: str, world_size: int, given: object) -> None:
+        super().__init__(
+            f"execute mode {execute} of {method!r}: select_ranks({world_size}) gave {given!r}, expected at "
+            f"least one rank, each of 0..{world_size - 1} and named once"
+        )
+
+
 class DispatchResultError(_Facts, ValueError, TypeError):
     """A custom dispatch function that returned something a call cannot be made of."""
 
@@ -252,6 +264,17 @@ class NoInstanceMethodError(_Facts, TypeError):
         super().__init__(
             f"{cls}.{name} is registered, but is a {kind}: a group runs methods of its workers; "
             f"register a method that takes self, and call the {kind} from there"
+        )
+
+
+class MixedOrderWarning(UserWarning):
+    """A class of plain and async methods on a backend that does not run its calls in the order sent."""
+
+    def __init__(self, cls: str, asynchronous: Iterable[str], plain: Iterable[str]) -> None:
+        super().__init__(
+            f"{cls} has async methods ({_names(asynchronous)}) and plain ones ({_names(plain)}), whose calls "
+            "this group runs side by side, in no particular order; wait for a result before a call that "
+            "needs it, or let each worker run one call at a time"
         )
 
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from verl_protocol import DataProtoFuture
-from verl_protocol.future_rows import Cut
+from verl_protocol.errors import UnevenChunksError
+from verl_protocol.future_rows import Cut, Rows
 
 from verl_dispatch import batches
-from verl_dispatch.errors import UnequalRowsError
+from verl_dispatch.errors import UnequalRowsError, UnevenRowsError
 from verl_dispatch.layout import RowLayout, padded_layout
 from verl_dispatch.options import CallOptions
 from verl_dispatch.row_trim import RowTrim
 
-__all__ = ["FuturePart", "LazyPart", "split_future"]
+__all__ = ["FuturePart", "LazyPart", "split_future", "told_of_call"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class FuturePart:
         rows, pad = layout.parts[self.index], layout.pad[self.index]
         # A part that is all padding fetches the last row, to repeat it.
         start = min(rows[0], layout.num_rows - 1) if rows else 0
-        fetched = self.future._cut(_Rows(1, 0, True, start, start + max(1, len(rows) - pad))).get()
+        fetched = self.future._cut(Rows(start, start + max(1, len(rows) - pad))).get()
         first = self.index == 0
         return batches.padded_part(fetched, range(len(rows) - pad), pad, is_first=first), self.trim(layout)
 
@@ -68,14 +69,29 @@ class FuturePart:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows(Cut):
-    """The choice of rows `start` to `stop`, where they are known to exist."""
+class WorkerCut(Cut):
+    """The choice of the rows of one worker, for the argument named `label`."""
 
-    start: int
-    stop: int
+    label: str
 
     def span(self, num_rows: int) -> tuple[int, int]:
-        return self.start, self.stop
+        """Where the worker's rows begin and end among `num_rows` rows.
+
+        Raises:
+            UnevenRowsError: uneven parts, but fewer rows than workers: no worker shall be left without rows.
+            UnevenChunksError: the rows do not divide among the workers.
+        """
+        if self.uneven and 0 < num_rows < self.num_pieces:
+            raise UnevenRowsError(self.label, num_rows, self.num_pieces, too_few=True)
+        return Cut.span(self, num_rows)
+
+
+def told_of_call(future: DataProtoFuture[Any], error: UnevenChunksError) -> ValueError:
+    """The error as the caller of the method understands it: rows of an argument, and workers."""
+    cut = future._cuts[-1] if future._cuts else None
+    if isinstance(cut, WorkerCut) and cut.num_pieces == error.chunks:
+        return UnevenRowsError(cut.label, error.num_rows, error.chunks)
+    return error
 
 
 class LazyPart:
@@ -120,9 +136,11 @@ def split_future(
     padded: bool,
     layout: RowLayout | None,
     method: str,
+    label: Callable[[], str],
 ) -> list[Any]:
     """One part per worker; the driver neither waits for the future nor fetches any of it."""
     if not padded:
-        return list(future.chunk(num_parts, uneven=options.uneven is not None))
+        uneven, name = options.uneven is not None, label()
+        return [future._cut(WorkerCut(num_parts, index, uneven, name)) for index in range(num_parts)]
     num_rows = None if layout is None else layout.num_rows
     return [FuturePart(future, index, num_parts, method, num_rows) for index in range(num_parts)]

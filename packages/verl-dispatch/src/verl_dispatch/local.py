@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from verl_protocol import DataProtoFuture
@@ -34,7 +35,8 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     """A group without a cluster: the same modes, checks, errors and isolation, in this process.
 
     Ranks run one after the other in the calling thread, so that a breakpoint in a worker method works; each
-    sees torchrun's variables while it runs. With `concurrent=True` each rank has a thread and ranks can meet
+    sees torchrun's variables while it runs. Calls of a rank never overlap and keep their order, async methods
+    too. With `concurrent=True` each rank has a thread and ranks can meet
     through `Worker.process_group()`; the environment then stays as it is. Arguments and answers are
     copied, as on a cluster; what a process has once, such as torch's default random generator, ranks share.
 
@@ -102,7 +104,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         for each in (cls, *_role_classes(cls).values()):
             self._registered_methods(each)
         name = name_prefix or f"{type(self).__name__}[{cls.__name__}]"
-        self._state = LocalState(name, name_prefix, cls, world_size, args, kwargs, concurrent)
+        self._state = LocalState(name, name_prefix, cls, self._world_size, args, kwargs, concurrent)
         self._start()
         self._bind_worker_method(cls)
 
@@ -348,6 +350,6 @@ def _unpacked(
 
 
 def _checked_world_size(world_size: Any) -> int:
-    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+    if isinstance(world_size, bool) or not isinstance(world_size, Integral) or world_size < 1:
         raise ValueError(f"world_size must be a whole number of at least 1, got {world_size!r}")
-    return world_size
+    return int(world_size)

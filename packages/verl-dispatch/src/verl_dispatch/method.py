@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_dispatch.errors import MethodOverrideError, NoInstanceMethodError, ReservedNameError
+from verl_dispatch.errors import (
+    MethodOverrideError,
+    MixedOrderWarning,
+    NoInstanceMethodError,
+    ReservedNameError,
+)
 from verl_dispatch.labels import Labels
 from verl_dispatch.modes import Execute
 from verl_dispatch.register import MAGIC_ATTR, RegisterOptions, register_options
 from verl_dispatch.registry import DispatchMode, check_dispatch_mode, check_execute_mode, mode_name
+from verl_dispatch.worker import Worker
 
-__all__ = ["RegisteredMethod", "registered_methods"]
+__all__ = ["RegisteredMethod", "registered_methods", "warn_of_mixed_order"]
 
 _PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
@@ -163,3 +170,12 @@ def _check_override(cls: type, name: str, function: Any) -> None:
         if own["execute_mode"] != marks["execute_mode"]:
             change = f"with execute mode {own['execute_mode'].name} instead of {marks['execute_mode'].name}"
             raise MethodOverrideError(cls.__qualname__, name, base.__qualname__, change)
+
+
+def warn_of_mixed_order(cls: type, found: Mapping[str, RegisteredMethod]) -> None:
+    """Warns of a class with plain and async methods, on a backend that runs calls side by side."""
+    own = [method for name, method in found.items() if not hasattr(Worker, name)]
+    asynchronous = [method.name for method in own if method.is_async]
+    plain = [method.name for method in own if not method.is_async]
+    if asynchronous and plain:
+        warnings.warn(MixedOrderWarning(cls.__qualname__, asynchronous, plain), stacklevel=4)

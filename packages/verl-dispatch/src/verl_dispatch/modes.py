@@ -101,9 +101,9 @@ class DynamicEnum(metaclass=DynamicEnumMeta):
         return member
 
     @classmethod
-    def from_name(cls, name: str) -> Self | None:
+    def from_name(cls, name: object) -> Self | None:
         """The member of that name in any case, or None."""
-        return cls._registry.get(name.upper())
+        return cls._registry.get(name.upper()) if isinstance(name, str) else None
 
     @classmethod
     def names(cls) -> list[str]:

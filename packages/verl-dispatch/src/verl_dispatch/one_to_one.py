@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from verl_dispatch.call_scope import current_labels
@@ -38,7 +39,7 @@ def plan_one_to_one(
     """One call for each rank that the arguments name."""
     values = [*args, *kwargs.values()]
     named = {
-        label: _by_rank(label, value, world_size)
+        label: _by_rank(labels.method, label, value, world_size)
         for label, value in zip(labels.all(args, kwargs), values, strict=True)
         if not isinstance(value, Broadcast)
     }
@@ -50,11 +51,11 @@ def plan_one_to_one(
     return CallPlan.of(calls).changed(collect=DictCollector(ranks) if as_dict else LIST)
 
 
-def _by_rank(label: str, value: Any, world_size: int) -> Mapping[int, Any]:
+def _by_rank(method: str, label: str, value: Any, world_size: int) -> Mapping[int, Any]:
     if isinstance(value, Mapping):
-        return value
+        return {_as_int(rank): entry for rank, entry in value.items()}
     if not isinstance(value, (list, tuple)):
-        raise RankSetError(label, f"{label} must be {EXPECTED}, got {type(value).__name__}")
+        raise RankSetError(method, f"{label} must be {EXPECTED}, got {type(value).__name__}")
     if len(value) != world_size:
         raise EntryCountError(label, world_size, len(value))
     return dict(enumerate(value))
@@ -76,6 +77,11 @@ def _common_ranks(method: str, named: Mapping[str, Mapping[int, Any]], world_siz
             method, f"{first_label} names ranks {_shown(first)}, but the group has ranks 0..{world_size - 1}"
         )
     return tuple(sorted(first))
+
+
+def _as_int(rank: Any) -> Any:
+    """The rank as a plain number; numpy's numbers are ranks too."""
+    return int(rank) if type(rank) is not bool and isinstance(rank, Integral) else rank
 
 
 def _in_world(rank: object, world_size: int) -> bool:

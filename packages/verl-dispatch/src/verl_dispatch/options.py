@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from numbers import Real
 from typing import Any, Literal, TypedDict
 
 from verl_dispatch.errors import CallOptionError
@@ -49,10 +51,10 @@ class CallOptions:
     read_only: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.uneven not in (None, "balanced"):
-            raise CallOptionError(f"uneven={self.uneven!r}", 'known values are "balanced" and None')
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise CallOptionError(f"timeout_s={self.timeout_s!r}", "it must be a positive number of seconds")
+        for name, is_valid, expected in _VALID:
+            value = getattr(self, name)
+            if value is not None and not is_valid(value):
+                raise CallOptionError(f"{name}={value!r}", f"expected {expected}")
         if self.equal_size and self.balance is None:
             raise CallOptionError("equal_size=True", "it says how to balance, but no balance column is given")
 
@@ -63,9 +65,9 @@ class CallOptions:
             )
 
     @property
-    def splits(self) -> bool:
-        """Whether an option is set that only a mode which splits batches can honour."""
-        return bool(self.uneven or self.balance or self.auto_padding)
+    def splits(self) -> str:
+        """The first option set that only a mode which splits batches can honour; empty if there is none."""
+        return next((name for name in ("uneven", "balance", "auto_padding") if getattr(self, name)), "")
 
     def changed(self, **changes: Any) -> CallOptions:
         """A copy with some options changed.
@@ -79,5 +81,25 @@ class CallOptions:
             raise CallOptionError(unknown[0], f"there is no such option; known options: {', '.join(known)}")
         return replace(self, **changes)
 
+
+def _is_seconds(value: Any) -> bool:
+    return type(value) is not bool and isinstance(value, Real) and float(value) > 0
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+_BOOL_OR_NONE = "True, False or None"
+_VALID: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("timeout_s", _is_seconds, "seconds above 0"),
+    ("uneven", lambda value: value == "balanced", '"balanced" or None'),
+    ("balance", lambda value: isinstance(value, str), "the name of a column, or None"),
+    ("equal_size", _is_bool, "True or False"),
+    ("auto_padding", _is_bool, _BOOL_OR_NONE),
+    ("blocking", _is_bool, _BOOL_OR_NONE),
+    ("execute_mode", lambda value: isinstance(value, Execute), "a member of Execute, or None"),
+    ("read_only", _is_bool, _BOOL_OR_NONE),
+)
 
 DEFAULT_OPTIONS = CallOptions()

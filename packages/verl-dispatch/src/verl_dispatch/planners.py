@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import index
 from typing import Any, TypeAlias
 
 from verl_dispatch.call_scope import call_scope
 from verl_dispatch.collectors import LIST, SINGLE, BatchCollector, DictCollector, TrimmedListCollector
 from verl_dispatch.custom_modes import plan_custom
-from verl_dispatch.dispatch_functions import dispatch_direct_rollout_method, function_argument
-from verl_dispatch.errors import CallOptionError, NoBatchError, RankSetError
+from verl_dispatch.dispatch_functions import dispatch_direct_rollout_method, function_first
+from verl_dispatch.errors import CallOptionError, NoBatchError, SelectedRanksError
 from verl_dispatch.layout import RowLayout
 from verl_dispatch.markers import Broadcast, unwrapped
 from verl_dispatch.mesh_modes import NdCollect, NdDispatch
@@ -22,7 +23,7 @@ from verl_dispatch.one_to_one import plan_one_to_one
 from verl_dispatch.options import CallOptions
 from verl_dispatch.pairs import PREDEFINED_PAIRS
 from verl_dispatch.plan import CallPlan, RankCall
-from verl_dispatch.registry import check_pair, mode_name, rank_selector
+from verl_dispatch.registry import check_execute_mode, check_pair, mode_name, rank_selector
 from verl_dispatch.split import SplitArguments, split_batches, split_entries
 
 __all__ = ["CallContext", "Planner", "choose_planner"]
@@ -123,8 +124,8 @@ def plan_batches_with_function(context: CallContext, args: Args, kwargs: Kwargs)
     """A function to every rank, then batches by rows; the answers are joined."""
     world_size, labels = context.group.world_size, context.method.labels
     with call_scope(labels, context.options):
-        function = function_argument(world_size, args)
-    split = split_batches(world_size, args[1:], kwargs, labels.after(1), context.options)
+        function, args, kwargs = function_first(world_size, args, kwargs)
+    split = split_batches(world_size, args, kwargs, labels.after(1), context.options)
     whole = SplitArguments(([function] * world_size, *split.args), split.kwargs, split.layout)
     return _joined(context, _plan_of_split(context, whole), split.layout)
 
@@ -178,6 +179,7 @@ def choose_planner(
         CallOptionError: an option that this mode cannot honour.
     """
     execute = context.options.execute_mode or context.method.execute_mode
+    check_execute_mode(execute)
     check_pair(context.method.dispatch_mode, execute)
     base = _predefined(dispatch_fn, collect_fn)
     if base is None:
@@ -239,18 +241,21 @@ def _selected(planner: Planner, execute: Execute) -> Planner:
 
 def _ranks_of(execute: Execute, world_size: int, method: str) -> frozenset[int]:
     selector = rank_selector(execute)
-    ranks = list(selector(world_size)) if selector else []
+    given = selector(world_size) if selector else None
+    try:
+        ranks = list(map(index, given or ()))
+    except TypeError:
+        ranks = []
     if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(world_size)):
-        problem = f"select_ranks of {execute!r} gave {ranks}, expected distinct ranks of 0..{world_size - 1}"
-        raise RankSetError(method, problem)
+        raise SelectedRanksError(method, execute.name, world_size, given)
     return frozenset(ranks)
 
 
 def _check_row_options(context: CallContext, planner: Planner, execute: Execute) -> None:
     splits = planner in _TAKES_ROW_OPTIONS or context.mode.startswith("nd(")
     if context.options.splits and not (splits and execute is Execute.ALL):
-        named = [name for name in ("uneven", "balance", "auto_padding") if getattr(context.options, name)]
-        raise CallOptionError(named[0], f"mode {context.mode} of {context.method.name!r} splits no batches")
+        problem = f"mode {context.mode} of {context.method.name!r} splits no batches"
+        raise CallOptionError(context.options.splits, problem)
 
 
 def _all_unwrapped(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:

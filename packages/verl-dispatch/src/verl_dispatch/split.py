@@ -139,7 +139,9 @@ class _BatchCutter:
 
     def cut(self, label: Label, batch: Any) -> list[Any]:
         if batches.is_future(batch):
-            return split_future(batch, self.num_parts, self.options, self.padded, self.common, self.method)
+            return split_future(
+                batch, self.num_parts, self.options, self.padded, self.common, self.method, label
+            )
         layout = self._layout_of(label, batch)
         self.first_layout = self.first_layout or layout
         return SplitList(layout.cut(batch), layout)

@@ -14,7 +14,7 @@ from verl_dispatch.errors import UnknownMethodError
 from verl_dispatch.group_method import GroupMethod
 from verl_dispatch.mesh import Mesh
 from verl_dispatch.mesh_tables import mesh_of
-from verl_dispatch.method import RegisteredMethod, registered_methods
+from verl_dispatch.method import RegisteredMethod, registered_methods, warn_of_mixed_order
 from verl_dispatch.options import DEFAULT_OPTIONS, CallOptions
 from verl_dispatch.plan import CallPlan, RankCall
 from verl_dispatch.planners import all_ranks
@@ -70,12 +70,17 @@ RESERVED_NAMES = frozenset(
 class WorkerGroup(Generic[GroupWorker, GroupRef]):
     """Many workers, called as one: `group.method(...)` for every registered method of the worker class.
 
+    A worker runs one call at a time, in the order in which they were sent, plain methods and async ones
+    alike. A backend that does otherwise sets `_keeps_order` to False before it binds; binding then warns of
+    a class with methods of both kinds.
+
     A subclass is a backend. It calls `_bind_worker_method(worker_class)` once it knows its `world_size`, and
     supplies the methods under "what a backend supplies"; everything else is done here. `GroupWorker` is the
     worker class, `GroupRef` what a non-blocking call returns for one worker.
     """
 
     _world_size: int = 0
+    _keeps_order: bool = True
     name_prefix: str = ""
 
     def __init__(self, resource_pool: ResourcePool | None = None) -> None:
@@ -322,6 +327,8 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         """
         self._worker_class = user_defined_cls
         found = self._registered_methods(user_defined_cls)
+        if not self._keeps_order:
+            warn_of_mixed_order(user_defined_cls, found)
         for name, method in found.items():
             bound: GroupMethod[..., Any, Any, Any] = GroupMethod(self, method)
             self._methods[name] = bound

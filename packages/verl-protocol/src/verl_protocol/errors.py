@@ -309,6 +309,8 @@ class UnevenChunksError(ValueError):
     """Rows that do not divide into equal chunks."""
 
     def __init__(self, num_rows: int, chunks: int) -> None:
+        self.num_rows = num_rows
+        self.chunks = chunks
         super().__init__(
             f"{num_rows} rows cannot be cut into {chunks} equal chunks (only support equal chunk); use "
             f"chunk({chunks}, uneven=True), pad_dataproto_to_divisor(data, {chunks}), or auto_padding=True"

@@ -231,8 +231,8 @@ def _without_padding(value: Any, count: int) -> Any:
 
 
 def _cut_batch(batch: Any, cut: Cut | Rows) -> Any:
-    if isinstance(cut, Rows):
-        return narrow_part(batch, cut.start, cut.stop)
+    if isinstance(cut, Rows) or cut.uneven:
+        return narrow_part(batch, *cut.span(num_rows_of(batch)))
     return BatchData(batch).chunk(cut.num_pieces, cut.uneven)[cut.piece]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeGuard
 
+import numpy as np
 import torch
 
 from verl_protocol.memory import large_result
@@ -103,8 +104,15 @@ def take_jagged(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     # An entry of the result comes from its row's start in the source plus its place in the row.
     shift = parts.starts.index_select(0, index) - offsets[:-1]
     source = torch.arange(total, device=offsets.device)
-    source += torch.repeat_interleave(shift, lengths, output_size=total)
+    source += _repeated(shift, lengths, total)
     return build_jagged(gather(parts.values, parts.dim - 1, source), offsets, parts.dim)
+
+
+def _repeated(values: torch.Tensor, times: torch.Tensor, total: int) -> torch.Tensor:
+    if values.device.type != "cpu":
+        return torch.repeat_interleave(values, times, output_size=total)
+    # torch wakes all its threads for this, however few rows there are: milliseconds on a busy machine.
+    return torch.from_numpy(np.repeat(values.numpy(), times.numpy()))
 
 
 def concat_jagged(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -1,0 +1,229 @@
+"""Calls that cannot be carried out: each error names the method, the argument and the way out."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from verl_dispatch import (
+    Dispatch,
+    Execute,
+    LocalWorkerGroup,
+    Mesh,
+    Worker,
+    WorkerGroupError,
+    dispatch_dp_compute_data_proto,
+    make_nd_compute_dataproto_dispatch_fn,
+    register,
+    register_execute_mode,
+)
+from verl_dispatch.errors import (
+    CallOptionError,
+    MixedOrderWarning,
+    RankSetError,
+    SelectedRanksError,
+    UnevenRowsError,
+    UnknownMemberError,
+    UnsplittableArgumentError,
+)
+from verl_protocol import DataProto, DataProtoFuture
+
+
+class Echo(Worker):
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def rows(self, data: DataProto) -> DataProto:
+        return data
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    async def rows_async(self, data: DataProto) -> DataProto:
+        return data
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    def count(self, data: DataProto) -> int:
+        return len(data)
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("m"))
+    def over_mesh(self, data: DataProto) -> DataProto:
+        return data
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
+    def apply(self, function: Any, data: DataProto) -> DataProto:
+        result: DataProto = function(data)
+        return result
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def value(self, value: Any) -> Any:
+        return value
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ONE)
+    def each(self, value: Any) -> Any:
+        return value
+
+
+class Ready:
+    def __init__(self, value: DataProto) -> None:
+        self.value = value
+
+    def result(self, timeout: float | None = None) -> DataProto:
+        return self.value
+
+
+def batch(num_rows: int) -> DataProto:
+    return DataProto.from_dict(tensors={"i": torch.arange(num_rows)})
+
+
+def future(num_rows: int, *, tells_rows: bool) -> DataProtoFuture[DataProto]:
+    counts = [num_rows] if tells_rows else None
+    return DataProtoFuture(DataProto.concat, [Ready(batch(num_rows))], row_counts=counts)
+
+
+@pytest.fixture(scope="module")
+def group() -> Any:
+    group = LocalWorkerGroup(Echo, 4)
+    group.add_mesh(Mesh.from_sizes("m", {"dp": 4}))
+    return group
+
+
+# --- rows that only the workers learn ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tells_rows", [True, False])
+@pytest.mark.parametrize("name", ["rows", "rows_async", "count", "over_mesh"])
+def test_uneven_parts_of_a_future_leave_no_worker_without_rows(
+    group: Any, name: str, tells_rows: bool
+) -> None:
+    method = group.bind(name).options(uneven="balanced")
+    with pytest.raises(WorkerGroupError, match="3 rows are fewer than one for each of 4 workers") as caught:
+        method(future(3, tells_rows=tells_rows))
+    cause = caught.value.errors[0].cause
+    assert isinstance(cause, UnevenRowsError)
+    assert f"argument 0 ('data') of method '{name}'" in str(cause)
+    assert caught.value.failed_ranks == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("tells_rows", [True, False])
+@pytest.mark.parametrize("name", ["rows", "rows_async", "over_mesh"])
+@pytest.mark.parametrize("num_rows", [0, 4, 5, 7])
+def test_uneven_parts_of_a_future(group: Any, name: str, tells_rows: bool, num_rows: int) -> None:
+    got = group.bind(name).options(uneven="balanced")(future(num_rows, tells_rows=tells_rows))
+    assert got.tensor("i").tolist() == list(range(num_rows))
+
+
+@pytest.mark.parametrize("tells_rows", [True, False])
+@pytest.mark.parametrize("name", ["rows", "rows_async"])
+def test_a_future_that_does_not_divide_is_told_as_a_batch_is(group: Any, name: str, tells_rows: bool) -> None:
+    with pytest.raises(UnevenRowsError) as at_the_driver:
+        group.bind(name)(batch(5))
+    with pytest.raises(WorkerGroupError) as at_the_worker:
+        group.bind(name)(future(5, tells_rows=tells_rows))
+    assert str(at_the_worker.value.errors[0].cause) == str(at_the_driver.value)
+
+
+# --- options ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("timeout_s", "5"),
+        ("timeout_s", 0),
+        ("timeout_s", float("nan")),
+        ("timeout_s", True),
+        ("uneven", True),
+        ("uneven", "Balanced"),
+        ("balance", 3),
+        ("equal_size", "yes"),
+        ("auto_padding", "yes"),
+        ("blocking", 0),
+        ("execute_mode", "RANK_ZERO"),
+        ("read_only", 1),
+    ],
+)
+def test_an_option_of_a_wrong_kind_is_named_with_what_is_expected(
+    group: Any, option: str, value: object
+) -> None:
+    with pytest.raises(CallOptionError, match=f"option {option}=.*expected"):
+        group.rows.options(**{option: value})
+
+
+def test_a_custom_mode_that_never_looks_at_an_option_says_so() -> None:
+    def to_all(group: Any, value: Any) -> Any:
+        return ([value] * group.world_size,), {}
+
+    class Custom(Worker):
+        @register(dispatch_mode={"dispatch_fn": to_all, "collect_fn": lambda group, output: output})
+        def whole(self, value: Any) -> Any:
+            return value
+
+        @register(
+            dispatch_mode={
+                "dispatch_fn": dispatch_dp_compute_data_proto,
+                "collect_fn": lambda group, output: sum(map(len, output)),
+            }
+        )
+        def split(self, value: Any) -> Any:
+            return value
+
+    group: Any = LocalWorkerGroup(Custom, 2)
+    assert group.whole(7) == [7, 7]
+    assert group.split.options(uneven="balanced")(batch(5)) == 5
+    for options in ({"balance": "i"}, {"uneven": "balanced"}, {"auto_padding": True}):
+        with pytest.raises(CallOptionError, match=f"option {next(iter(options))}.*'whole'"):
+            group.whole.options(**options)(batch(5))
+
+
+# --- ranks ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [None, 3, ["a"]])
+def test_an_execute_mode_that_selects_no_valid_ranks(group: Any, given: Any) -> None:
+    mode = register_execute_mode("ODD_ONES", lambda world_size: given)
+    try:
+        with pytest.raises(SelectedRanksError, match=r"ODD_ONES of 'value': select_ranks\(4\) gave .*0\.\.3"):
+            group.value.options(execute_mode=mode)(1)
+    finally:
+        Execute.remove("ODD_ONES")
+
+
+def test_numbers_of_numpy_are_ranks_and_sizes(group: Any) -> None:
+    assert group.each({np.int64(1): "b", np.int32(3): "d"}) == {1: "b", 3: "d"}
+    two: Any = np.int64(2)
+    assert LocalWorkerGroup(Echo, two).world_size == 2
+    with pytest.raises(RankSetError, match=r"arguments of 'each' .*argument 0 \('value'\).*ranks \[True\]"):
+        group.each({True: "b"})
+
+
+def test_a_function_may_be_passed_by_name(group: Any) -> None:
+    assert len(group.apply(function=lambda data: data, data=batch(4))) == 4
+    with pytest.raises(UnsplittableArgumentError, match=r"argument 0 \('function'\) of method 'apply'"):
+        group.apply(function=3, data=batch(4))
+    with pytest.raises(TypeError, match=r"apply\(.*missing a required argument: 'function'"):
+        group.apply(data=batch(4))
+
+
+def test_a_name_that_is_no_string_is_no_member() -> None:
+    with pytest.raises(UnknownMemberError, match="no member 3"):
+        Dispatch[3]  # type: ignore[index]
+
+
+# --- order ------------------------------------------------------------------------------------------------
+
+
+def test_a_backend_without_order_warns_of_classes_that_mix_plain_and_async_methods() -> None:
+    class Unordered(LocalWorkerGroup[Any]):
+        _keeps_order = False
+
+    class Plain(Worker):
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def ping(self) -> int:
+            return 1
+
+    with pytest.warns(
+        MixedOrderWarning, match=r"Echo has async methods \(rows_async\) and plain ones \(apply"
+    ):
+        Unordered(Echo, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Unordered(Plain, 1)
+        LocalWorkerGroup(Echo, 1)
