@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "tools"))
+
 import torch
+from benchmark_harness import Work, medians_ms, text_table
 from verl_dispatch import Dispatch, LocalWorkerGroup, Worker, make_nd_compute_dataproto_dispatch_fn, register
 from verl_dispatch.isolation import private_copy
 from verl_protocol import DataProto
@@ -60,17 +61,9 @@ class BenchWorker(Worker):
         return len(data)
 
 
-def seconds_of(work: Callable[[], Any], repeats: int, inner: int) -> float:
+def seconds_of(work: Work, repeats: int, inner: int) -> float:
     """Median seconds of one run of `work`, after runs that warm it up."""
-    for _ in range(max(1, inner // 10)):
-        work()
-    measured = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        for _ in range(inner):
-            work()
-        measured.append((time.perf_counter() - started) / inner)
-    return statistics.median(measured)
+    return medians_ms({"": work}, repeats, warm_up=1, calls_per_round=inner)[""] / 1e3
 
 
 def scalar_rows(world_sizes: Sequence[int], repeats: int) -> list[dict[str, Any]]:
@@ -152,16 +145,10 @@ def batch_row(world_size: int, num_rows: int, width: int, repeats: int) -> dict[
 
 def table(title: str, rows: Sequence[dict[str, Any]]) -> str:
     """Rows of equal keys as text."""
-    keys = list(rows[0])
     cells = [
-        [f"{row[key]:.2f}" if isinstance(row[key], float) else str(row[key]) for key in keys] for row in rows
+        [f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()] for row in rows
     ]
-    widths = [max(len(key), *(len(line[at]) for line in cells)) for at, key in enumerate(keys)]
-    lines = [
-        "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True))
-        for line in [keys, *cells]
-    ]
-    return "\n".join([title, *lines])
+    return title + "\n" + text_table([list(rows[0]), *cells])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

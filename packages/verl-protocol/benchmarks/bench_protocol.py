@@ -12,51 +12,24 @@ import argparse
 import gc
 import json
 import pickle
-import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "tools"))
+
 import numpy as np
 import torch
+from benchmark_harness import Aim, Row, Work, comparison, medians_ms
 from verl_protocol import DataProto, pad_dataproto_to_divisor, wire
 from verl_protocol.columns import jagged_of
 
-Work = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measured line: median milliseconds, and how they compare to the baseline of the line."""
-
-    work: str
-    milliseconds: float
-    baseline: str
-    baseline_milliseconds: float
-    aim: str
-
-    @property
-    def ratio(self) -> float:
-        """How many baselines the work takes."""
-        return self.milliseconds / self.baseline_milliseconds
-
 
 def medians(*works: Work, repeats: int) -> list[float]:
-    """Median milliseconds of each work; they take turns, so that drift of the machine hits all alike."""
-    times: list[list[float]] = [[] for _ in works]
-    for turn in range(repeats + 2):
-        for work, found in zip(works, times, strict=True):
-            start = time.perf_counter()
-            result = work()
-            elapsed = time.perf_counter() - start
-            del result
-            if turn >= 2:
-                found.append(elapsed * 1000)
-    return [statistics.median(found) for found in times]
+    """Median milliseconds of each work; they take turns."""
+    return list(medians_ms({str(at): work for at, work in enumerate(works)}, repeats).values())
 
 
 def batch(num_rows: int, width: int) -> DataProto:
@@ -91,10 +64,10 @@ def pickling(data: DataProto, repeats: int) -> Iterator[Row]:
     ]
     memcpy, dump, load, views, writable_views = medians(*works, repeats=repeats)
     size = f"{data.nbytes() / 1e6:.1f} MB"
-    yield Row(f"dump {size}", dump, "memcpy", memcpy, "<= 0.1 ms")
-    yield Row(f"load {size}, writable", load, "memcpy", memcpy, "<= 2 memcpy")
-    yield Row(f"load {size}, read-only views", views, "memcpy", memcpy, "<= 0.2 ms")
-    yield Row(f"load {size}, writable views", writable_views, "memcpy", memcpy, "<= 0.2 ms")
+    yield Row(f"dump {size}", dump, "memcpy", memcpy, Aim(0.1, "ms"))
+    yield Row(f"load {size}, writable", load, "memcpy", memcpy, Aim(2))
+    yield Row(f"load {size}, read-only views", views, "memcpy", memcpy, Aim(0.2, "ms"))
+    yield Row(f"load {size}, writable views", writable_views, "memcpy", memcpy, Aim(0.2, "ms"))
 
 
 def small_pickling(repeats: int) -> Iterator[Row]:
@@ -107,7 +80,7 @@ def small_pickling(repeats: int) -> Iterator[Row]:
         lambda: pickle.loads(payload),
         repeats=repeats,
     )
-    yield Row("dump + load, 8 rows x 16", dump + load, "memcpy", memcpy, "<= 0.1 ms")
+    yield Row("dump + load, 8 rows x 16", dump + load, "memcpy", memcpy, Aim(0.1, "ms"))
 
 
 def joining(data: DataProto, repeats: int) -> Iterator[Row]:
@@ -121,8 +94,8 @@ def joining(data: DataProto, repeats: int) -> Iterator[Row]:
         repeats=repeats,
     )
     size = f"{data.nbytes() / 1e6:.1f} MB"
-    yield Row(f"concat of 4 parts, {size}", concat, "memcpy", memcpy, "<= 1.5 memcpy")
-    yield Row(f"concat of 4 parts, {size}", concat, "torch.cat", cat, "near 1")
+    yield Row(f"concat of 4 parts, {size}", concat, "memcpy", memcpy, Aim(1.5))
+    yield Row(f"concat of 4 parts, {size}", concat, "torch.cat", cat)
     index = torch.arange(len(data) + 3)[: len(data) + 3] % len(data)
     columns = data._columns()
     memcpy, padded, gather = medians(
@@ -131,7 +104,7 @@ def joining(data: DataProto, repeats: int) -> Iterator[Row]:
         lambda: {key: column.index_select(0, index) for key, column in columns.items()},
         repeats=repeats,
     )
-    yield Row(f"pad by 3 rows, {size}", padded, "index_select", gather, "near 1")
+    yield Row(f"pad by 3 rows, {size}", padded, "index_select", gather)
 
 
 def repeating(data: DataProto, repeats: int) -> Iterator[Row]:
@@ -140,7 +113,7 @@ def repeating(data: DataProto, repeats: int) -> Iterator[Row]:
         works = (memcpy_of(4 * data.nbytes()), partial(data.repeat, 4, interleave))
         memcpy, repeat = medians(*works, repeats=repeats)
         size = f"{data.nbytes() / 1e6:.1f} MB"
-        yield Row(f"{name}, {size}", repeat, "memcpy of the result", memcpy, "<= 1.5 memcpy")
+        yield Row(f"{name}, {size}", repeat, "memcpy of the result", memcpy, Aim(1.5))
 
 
 def many_parts(repeats: int) -> Iterator[Row]:
@@ -150,7 +123,7 @@ def many_parts(repeats: int) -> Iterator[Row]:
         pieces = [[part.tensor(key) for part in parts] for key in parts[0]._columns()]
         works = (partial(DataProto.concat, parts), partial(joined, pieces))
         concat, cat = medians(*works, repeats=repeats)
-        yield Row(f"concat of {count} one-row parts", concat, "torch.cat", cat, "linear in parts")
+        yield Row(f"concat of {count} one-row parts", concat, "torch.cat", cat)
 
 
 def joined(columns: list[list[torch.Tensor]]) -> list[torch.Tensor]:
@@ -183,8 +156,8 @@ def iterating(repeats: int) -> Iterator[Row]:
         gathers,
         repeats=repeats,
     )
-    yield Row("mini-batches of 128, 4096 rows", ordered, "slices", plain, "<= 2 slices")
-    yield Row("the same, shuffled", shuffled, "gathers", gathered, "<= 2 gathers")
+    yield Row("mini-batches of 128, 4096 rows", ordered, "slices", plain, Aim(2))
+    yield Row("the same, shuffled", shuffled, "gathers", gathered, Aim(2))
 
 
 def jagged(repeats: int) -> Iterator[Row]:
@@ -202,27 +175,7 @@ def jagged(repeats: int) -> Iterator[Row]:
     ]
     memcpy, concat, gather, repeat = medians(*works, repeats=repeats)
     for name, found in (("concat of 4", concat), ("reorder", gather), ("repeat x2", repeat)):
-        yield Row(f"jagged {name}, {data.nbytes() / 1e6:.1f} MB", found, "memcpy", memcpy, "-")
-
-
-def table(rows: list[Row]) -> str:
-    """The rows as aligned text."""
-    lines = [("work", "ms", "baseline", "ms", "ratio", "aim")]
-    lines += [
-        (
-            row.work,
-            f"{row.milliseconds:.3f}",
-            row.baseline,
-            f"{row.baseline_milliseconds:.3f}",
-            f"{row.ratio:.2f}",
-            row.aim,
-        )
-        for row in rows
-    ]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
-    )
+        yield Row(f"jagged {name}, {data.nbytes() / 1e6:.1f} MB", found, "memcpy", memcpy)
 
 
 def main() -> None:
@@ -248,9 +201,9 @@ def main() -> None:
         *iterating(4 * repeats),
         *jagged(repeats),
     ]
-    sys.stdout.write(table(rows) + "\n")
+    sys.stdout.write(comparison(rows) + "\n")
     if given.json:
-        given.json.write_text(json.dumps([{**asdict(row), "ratio": row.ratio} for row in rows], indent=2))
+        given.json.write_text(json.dumps([row.as_dict() for row in rows], indent=2))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Group calls beside the same calls written by hand on Ray: medians and ratios from one run.
 
-`python bench_ray.py [--workers 4] [--rounds 15] [--json FILE] [--only WORDS]`
+`python bench_ray.py [--workers 4] [--rounds 15] [--starts 3] [--json FILE] [--only WORDS]`
+
+Where mpi4py is installed, a column shows the same movements without Ray (rank 0 as the driver).
 """
 
 import argparse
@@ -8,23 +10,30 @@ import json
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "tools"))
 
 import numpy as np
 import ray
 import torch
-from harness import Row, measure
+from benchmark_harness import Aim, Row, comparison, medians_ms
+from memory import memory_left
+from other_ways import mpi_medians
 from plain import Arrays, PlainGroup
+from startup import startup_rows
 from verl_protocol import DataProto
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from workers import BenchWorker
 
 LARGE_ROWS, SMALL_ROWS = 2048, 256
 WIDTH = 1024
+MEMORY_ROWS, MEMORY_CALLS = 580, 100
 
 
 def numbers(rows: int) -> Arrays:
@@ -49,103 +58,122 @@ def as_batch(arrays: Arrays) -> DataProto:
     )
 
 
+@dataclass(frozen=True)
+class Case:
+    """One piece of work in both ways, what is aimed at, and its name among the other ways' numbers."""
+
+    work: str
+    ours: Callable[[], object]
+    plain: Callable[[], object]
+    aim: Aim
+    other_name: str = ""
+
+
 class Bench:
     """One plain group and one worker group over the same number of processes, and the work that both do."""
 
     def __init__(self, num_workers: int) -> None:
         self.plain = PlainGroup(num_workers)
         self.pool = RayResourcePool([num_workers], use_gpu=False)
-        self.group = RayWorkerGroup(self.pool, RayClassWithInitArgs(BenchWorker))
+        self.group: Any = RayWorkerGroup(self.pool, RayClassWithInitArgs(BenchWorker))
         half = max(num_workers // 2, 1)
         self.half_pool = RayResourcePool([half], use_gpu=False)
-        self.half = RayWorkerGroup(self.half_pool, RayClassWithInitArgs(BenchWorker))
+        self.half: Any = RayWorkerGroup(self.half_pool, RayClassWithInitArgs(BenchWorker))
 
     def close(self) -> None:
         for part in (self.group, self.half, self.pool, self.half_pool):
             part.shutdown()
 
-    def work(self) -> Iterator[tuple[str, dict[str, Callable[[], object]]]]:
-        """Name of the work, and its variants: `ours` and `plain`."""
+    def cases(self) -> Iterator[Case]:
+        """All work that is measured call by call."""
         large, small = numbers(LARGE_ROWS), numbers(SMALL_ROWS)
-        megabytes = sum(array.nbytes for array in large.values()) / 1e6
-        small_megabytes = sum(array.nbytes for array in small.values()) / 1e6
-        batch, small_batch = as_batch(large), as_batch(small)
+        batch, few = as_batch(large), as_batch(small)
+        yield Case(
+            "small call", lambda: self.group.ping(1), lambda: self.plain.ping(1), Aim(1.12), "small call"
+        )
+        yield from self._to_all(large, batch)
+        yield from self._split(large, batch, small, few)
+        yield from self._futures(large, batch)
+
+    def _to_all(self, large: Arrays, batch: DataProto) -> Iterator[Case]:
+        plain, group, size = self.plain, self.group, megabytes(large)
         state = {f"layer.{key}": torch.from_numpy(array) for key, array in large.items()}
-        plain, group, half = self.plain, self.group, self.half
-        size = f"{megabytes:.0f} MB"
-        yield "small call", {"ours": lambda: group.ping(1), "plain": lambda: plain.ping(1)}
-        yield (
-            f"broadcast {size}, read-only",
-            {
-                "ours": lambda: group.broadcast_read_only(batch),
-                "plain": lambda: plain.broadcast(large),
-            },
-        )
-        yield (
-            f"broadcast {size}, writable",
-            {
-                "ours": lambda: group.broadcast(batch),
-                "plain": lambda: plain.broadcast_and_clone(large),
-            },
-        )
-        yield (
-            f"state_dict {size} to all, read-only",
-            {
-                "ours": lambda: group.load_read_only(state),
-                "plain": lambda: plain.broadcast(large),
-            },
-        )
-        yield (
-            f"state_dict {size} to all, writable",
-            {
-                "ours": lambda: group.load(state),
-                "plain": lambda: plain.broadcast_and_clone(large),
-            },
-        )
-        yield (
+
+        def read() -> object:
+            return plain.broadcast(large)
+
+        def cloned() -> object:
+            return plain.broadcast_and_clone(large)
+
+        for what, viewed, written in (
+            ("broadcast", lambda: group.broadcast_read_only(batch), lambda: group.broadcast(batch)),
+            ("state_dict to all", lambda: group.load_read_only(state), lambda: group.load(state)),
+        ):
+            yield Case(f"{what} {size}, read-only", viewed, read, Aim(1.15), "broadcast, read-only")
+            yield Case(f"{what} {size}, writable", written, cloned, Aim(1.15), "broadcast, writable")
+
+    def _split(self, large: Arrays, batch: DataProto, small: Arrays, few: DataProto) -> Iterator[Case]:
+        plain, group, size = self.plain, self.group, megabytes(large)
+        yield Case(
             f"split, small answer {size}",
-            {
-                "ours": lambda: group.count(batch),
-                "plain": lambda: plain.split_and_count(large),
-            },
+            lambda: group.count(batch),
+            lambda: plain.split_and_count(large),
+            Aim(1.1),
+            "split, small answer",
         )
-        yield (
-            f"split, echo, concat {size}",
-            {
-                "ours": lambda: group.echo(batch),
-                "plain": lambda: plain.split_and_echo(large),
-            },
-        )
-        yield (
-            f"split, echo, concat {small_megabytes:.1f} MB",
-            {
-                "ours": lambda: group.echo(small_batch),
-                "plain": lambda: plain.split_and_echo(small),
-            },
-        )
-        yield (
+        for data, arrays, limit, name in (
+            (batch, large, 1.1, "split, echo"),
+            (few, small, 1.15, "split, echo, small"),
+        ):
+            yield Case(
+                f"split, echo, concat {megabytes(arrays)}",
+                partial(group.echo, data),
+                partial(plain.split_and_echo, arrays),
+                Aim(limit),
+                name,
+            )
+
+    def _futures(self, large: Arrays, batch: DataProto) -> Iterator[Case]:
+        plain, group, half, size = self.plain, self.group, self.half, megabytes(large)
+        yield Case(
             f"future into the next call, aligned {size}",
-            {
-                "ours": lambda: group.count(group.echo_later(batch)),
-                "plain": lambda: plain.chain_aligned(large),
-            },
+            lambda: group.count(group.echo_later(batch)),
+            lambda: plain.chain_aligned(large),
+            Aim(1.15),
         )
-        yield (
+        yield Case(
             f"future into the next call, re-chunked {size}",
-            {
-                "ours": lambda: half.count(group.echo_later(batch)),
-                "plain": lambda: plain.chain_rechunked(large),
-            },
+            lambda: half.count(group.echo_later(batch)),
+            lambda: plain.chain_rechunked(large),
+            Aim(1.25),
         )
 
 
-def table(rows: list[Row]) -> str:
-    """Medians in milliseconds and the ratio to plain Ray."""
-    lines = [f"{'work':<48}{'ours ms':>10}{'plain ms':>10}{'ratio':>8}"]
-    for row in rows:
-        ours, plain = row.medians_ms["ours"], row.medians_ms["plain"]
-        lines.append(f"{row.work:<48}{ours:>10.2f}{plain:>10.2f}{row.ratio('ours', 'plain'):>8.2f}")
-    return "\n".join(lines)
+def megabytes(arrays: Arrays) -> str:
+    """The size of all arrays."""
+    return f"{sum(array.nbytes for array in arrays.values()) / 1e6:.1f} MB"
+
+
+def measured(case: Case, rounds: int, others: dict[str, dict[str, float]]) -> Row:
+    """Ours and the plain way in turn, beside what other ways took."""
+    rounds = rounds * 5 if case.work == "small call" else rounds
+    found = medians_ms({"ours": case.ours, "plain": case.plain}, rounds, warm_up=4)
+    beside = {name: times[case.other_name] for name, times in others.items() if case.other_name in times}
+    return Row(case.work, found["ours"], "plain Ray", found["plain"], case.aim, beside)
+
+
+def run(options: argparse.Namespace, others: dict[str, dict[str, float]]) -> tuple[list[Row], dict[str, Any]]:
+    """All rows, and what the memory was after many calls."""
+    rows = startup_rows(options.workers, options.starts) if options.starts else []
+    bench = Bench(options.workers)
+    try:
+        rows += [
+            measured(case, options.rounds, others) for case in bench.cases() if options.only in case.work
+        ]
+        left = memory_left(bench.group.echo, as_batch(numbers(MEMORY_ROWS)), MEMORY_CALLS)
+    finally:
+        bench.close()
+    return rows, left
 
 
 def main() -> int:
@@ -155,32 +183,40 @@ def main() -> int:
     )
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--starts", type=int, default=3, help="measured starts; 0 leaves them out")
     parser.add_argument("--json", type=Path, help="also write the medians to this file")
-    parser.add_argument("--only", default="", help="only the work whose name contains these words")
+    parser.add_argument("--only", default="", help="only the calls whose name contains these words")
     options = parser.parse_args()
+    mpi = mpi_medians(options.workers, options.rounds, LARGE_ROWS, SMALL_ROWS, WIDTH)
+    others = {"MPI": mpi} if mpi else {}
+    load = os.getloadavg()[0]
     ray.init(
         num_cpus=2 * options.workers,
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
-    started = time.perf_counter()
-    bench = Bench(options.workers)
-    sys.stdout.write(f"{options.workers} workers, up after {time.perf_counter() - started:.1f} s\n")
     try:
-        rows = [
-            measure(name, variants, options.rounds * (5 if "small call" in name else 1), warm_up=4)
-            for name, variants in bench.work()
-            if options.only in name
-        ]
+        rows, left = run(options, others)
     finally:
-        bench.close()
         ray.shutdown()
-    sys.stdout.write(table(rows) + "\n")
+    sys.stdout.write(
+        f"{options.workers} workers, {os.cpu_count()} cores, load before the run {load:.1f}\n"
+        f"{comparison(rows)}\n{memory_text(left)}\n"
+    )
     if options.json is not None:
-        numbers_out = {row.work: dict(row.medians_ms) for row in rows}
-        options.json.write_text(json.dumps(numbers_out, indent=2) + "\n")
+        found = {"load": load, "rows": [row.as_dict() for row in rows], "memory": left}
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
     return 0
+
+
+def memory_text(left: dict[str, Any]) -> str:
+    """One sentence."""
+    return (
+        f"after {left['calls']} blocking calls of {left['batch_mib']:.1f} MiB each way: the store holds "
+        f"{left['object_store_after_mib']:.1f} MiB (before: {left['object_store_before_mib']:.1f}), "
+        f"the driver has grown by {left['driver_growth_mib']:.1f} MiB"
+    )
 
 
 if __name__ == "__main__":

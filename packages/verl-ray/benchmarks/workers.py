@@ -40,3 +40,8 @@ class BenchWorker(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def count(self, data: DataProto) -> int:
         return len(data)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    def touch(self, data: DataProto) -> int:
+        """Build the TensorDict, which imports tensordict."""
+        return len(data.batch.keys())

@@ -1,0 +1,168 @@
+"""`verl-ppo` beside the same job by hand with mpi4py: samples a second, lines of code, what a fault shows.
+
+    uv run --group bench python examples/baselines/compare.py [--workers 2] [--steps 10] [--json FILE]
+
+Both programs draw the same questions and answers, so their metrics are compared too. Rates are those of the
+steps alone (without start, warm-up and evaluation), the first step left out; medians over runs that take
+turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from faults import KINDS
+from lines import code_lines
+from programs import PROGRAMS, FaultSeen, Run, run, run_with_fault
+
+SOURCE = Path(__file__).resolve().parents[1] / "src/verl_examples"
+WORKERS = ("model_worker", "actor", "reference", "critic", "reward", "__init__")
+FILES = {
+    "verl-ppo": (
+        SOURCE / "driver.py",
+        SOURCE / "roles.py",
+        SOURCE / "run.py",
+        SOURCE / "gradients.py",
+        *(SOURCE / "workers" / f"{name}.py" for name in WORKERS),
+    ),
+    "mpi": (Path(__file__).resolve().parent / "ppo_mpi.py",),
+}
+SHARED = "algorithms, cli, data, generation, model, progress, records, settings, tokenizer"
+MEANT_TO_AGREE = ("reward", "kl", "actor/loss", "critic/loss", "actor/entropy")
+
+
+def rate(one: Run) -> float:
+    """Samples a second, the median over the steps but the first."""
+    return statistics.median(record["samples_per_s"] for record in one.records[1:] or one.records)
+
+
+def largest_difference(runs: Sequence[Run]) -> float:
+    """How far the metrics of any two runs lie apart."""
+    return max(
+        abs(record[name] - first[name])
+        for other in runs
+        for record, first in zip(other.records, runs[0].records, strict=True)
+        for name in MEANT_TO_AGREE
+    )
+
+
+def speed(workers: int, steps: int, rounds: int) -> dict[str, Any]:
+    """Both programs in turn, `rounds` times."""
+    runs: dict[str, list[Run]] = {program: [] for program in PROGRAMS}
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(rounds):
+            for program in PROGRAMS:
+                runs[program].append(run(program, workers, steps, Path(folder) / f"{program}-{number}"))
+    rates = {program: [rate(one) for one in done] for program, done in runs.items()}
+    medians = {program: statistics.median(found) for program, found in rates.items()}
+    return {
+        "samples_per_s": {program: [round(one, 1) for one in found] for program, found in rates.items()},
+        "median_samples_per_s": {program: round(median, 1) for program, median in medians.items()},
+        "ratio": round(medians["verl-ppo"] / medians["mpi"], 3),
+        "ratio_of_each_round": [
+            round(ours / theirs, 3) for ours, theirs in zip(rates["verl-ppo"], rates["mpi"], strict=True)
+        ],
+        "seconds_in_all": {
+            program: round(statistics.median(one.seconds for one in done), 1)
+            for program, done in runs.items()
+        },
+        "largest_difference_of_metrics": largest_difference([one for done in runs.values() for one in done]),
+    }
+
+
+def lines() -> dict[str, dict[str, int]]:
+    """Lines of code of each file that only one of the programs has."""
+    return {
+        program: {
+            str(path.relative_to(SOURCE.parents[2])): len(code_lines(path.read_text())) for path in paths
+        }
+        for program, paths in FILES.items()
+    }
+
+
+def faults(workers: int) -> list[FaultSeen]:
+    """Every fault in both programs."""
+    seen = []
+    for kind in KINDS:
+        for program in PROGRAMS:
+            with tempfile.TemporaryDirectory() as folder:
+                seen.append(run_with_fault(program, workers, kind, Path(folder)))
+    return seen
+
+
+def speed_table(found: dict[str, Any]) -> Iterable[str]:
+    yield f"{'program':<12}{'samples/s':>12}{'s in all':>12}"
+    for program in PROGRAMS:
+        median, seconds = found["median_samples_per_s"][program], found["seconds_in_all"][program]
+        yield f"{program:<12}{median:>12.1f}{seconds:>12.1f}"
+    yield f"ratio {found['ratio']:.3f} (aim: at least 1); of each round: {found['ratio_of_each_round']}"
+    yield f"largest difference of metrics: {found['largest_difference_of_metrics']:.2g}"
+
+
+def lines_table(found: dict[str, dict[str, int]]) -> Iterable[str]:
+    yield "lines that carry code (no blanks, comments, docstrings); both programs share " + SHARED
+    for program in PROGRAMS:
+        for name, count in found[program].items():
+            yield f"  {name:<58}{count:>5}"
+        yield f"  {program + ', together':<58}{sum(found[program].values()):>5}"
+    share = sum(found["verl-ppo"].values()) / sum(found["mpi"].values())
+    yield f"verl-ppo has {share:.0%} of the lines of the program by hand (aim: at most 40 %)"
+
+
+def faults_table(found: Sequence[FaultSeen]) -> Iterable[str]:
+    header = ("to message", "to end", "rank", "method", "line")
+    yield f"{'fault':<12}{'program':<10}" + "".join(f"{name:>12}" for name in header)
+    for one in found:
+        message = "unnoticed" if one.seconds_to_message is None else f"{one.seconds_to_message:.2f} s"
+        named = [str(name) for name in (one.names_rank, one.names_method, one.names_line)]
+        cells = [
+            message,
+            f"{one.seconds_to_end:.2f} s",
+            *("yes" if name == "True" else "no" for name in named),
+        ]
+        yield f"{one.kind:<12}{one.program:<10}" + "".join(f"{cell:>12}" for cell in cells)
+
+
+def main() -> int:
+    """Measure what was asked for and print it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each program")
+    parser.add_argument("--only", choices=("speed", "lines", "faults"), help="one part alone")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    options = parser.parse_args()
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    numbers: dict[str, Any] = {"workers": options.workers, "steps": options.steps, "cores": os.cpu_count()}
+    parts = (options.only,) if options.only else ("lines", "speed", "faults")
+    for part in parts:
+        if part == "lines":
+            numbers[part] = lines()
+            text = lines_table(numbers[part])
+        elif part == "speed":
+            numbers[part] = speed(options.workers, options.steps, options.rounds)
+            text = speed_table(numbers[part])
+        else:
+            seen = faults(options.workers)
+            numbers[part] = [asdict(one) for one in seen]
+            text = faults_table(seen)
+        sys.stdout.write("\n".join([*text, "", ""]))
+        sys.stdout.flush()
+    if options.json is not None:
+        options.json.write_text(json.dumps(numbers, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""What is left in the object store and in the driver after many calls."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ray._private import internal_api
+from verl_protocol import DataProto
+
+SETTLE_S = 2.0
+"""Ray lets go of objects a little after their last reader."""
+
+
+def stored_mib() -> float:
+    """Megabytes that the object store holds."""
+    summary_of: Any = internal_api.memory_summary
+    found = re.search(r"Plasma memory usage ([\d.]+) MiB", summary_of(stats_only=True))
+    return float(found.group(1)) if found else float("nan")
+
+
+def resident_mib() -> float:
+    """The resident size of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def memory_left(echo: Callable[[DataProto], object], batch: DataProto, calls: int) -> dict[str, float]:
+    """Growth over `calls` blocking calls that send the batch and get it back, after a few that warm up."""
+    for _ in range(5):
+        echo(batch)
+    stored, resident = stored_mib(), resident_mib()
+    for _ in range(calls):
+        echo(batch)
+    time.sleep(SETTLE_S)
+    return {
+        "calls": calls,
+        "batch_mib": batch.nbytes() / 2**20,
+        "object_store_before_mib": stored,
+        "object_store_after_mib": stored_mib(),
+        "driver_growth_mib": resident_mib() - resident,
+    }
