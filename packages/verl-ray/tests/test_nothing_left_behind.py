@@ -25,7 +25,7 @@ class Sleeper(Worker):
         time.sleep(seconds)
 
 ray.init("auto", log_to_driver=False)
-pool = RayResourcePool([1], use_gpu=False, cpus_per_worker=1)
+pool = RayResourcePool([1], use_gpu=False, max_colocate_count=1)
 group = RayWorkerGroup(pool, RayClassWithInitArgs(Sleeper))
 watch = group.watch(every_s=0.1)
 print("up", flush=True)
@@ -35,13 +35,17 @@ print("up", flush=True)
 
 def run(rest: str, *, interrupt: bool = False) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", PROGRAM.format(rest=rest)]
-    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert program.stdout is not None
-    assert program.stdout.readline() == "up\n"
-    if interrupt:
-        time.sleep(0.5)
-        program.send_signal(signal.SIGINT)
-    output, errors = program.communicate(timeout=60)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        try:
+            assert program.stdout is not None
+            first = program.stdout.readline()
+            if interrupt and first:
+                time.sleep(0.5)
+                program.send_signal(signal.SIGINT)
+            output, errors = program.communicate(timeout=60)
+        finally:
+            program.kill()
+    assert first == "up\n", errors
     return subprocess.CompletedProcess(command, program.returncode, output, errors)
 
 
