@@ -122,8 +122,8 @@ def test_nothing_of_blocking_calls_is_held(group: RayWorkerGroup[Reader]) -> Non
 def num_references() -> int:
     """Objects that this driver keeps alive in the store."""
     gc.collect()
-    core_worker: Any = ray._private.worker.global_worker.core_worker
-    return len(core_worker.get_all_reference_counts())
+    worker: Any = ray._private.worker.global_worker
+    return len(worker.core_worker.get_all_reference_counts())
 
 
 def test_futures_reach_the_worker_unread_and_each_reads_its_rows(group: RayWorkerGroup[Reader]) -> None:
