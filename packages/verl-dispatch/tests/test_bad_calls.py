@@ -13,18 +13,23 @@ from verl_dispatch import (
     Mesh,
     Worker,
     WorkerGroupError,
+    create_colocated_worker_raw_cls,
     dispatch_dp_compute_data_proto,
     make_nd_compute_dataproto_dispatch_fn,
     register,
     register_execute_mode,
 )
+from verl_dispatch.colocate import InvalidRolesError
 from verl_dispatch.errors import (
+    AnswersDifferError,
     CallOptionError,
+    MeshError,
     MixedOrderWarning,
     RankSetError,
     SelectedRanksError,
     UnevenRowsError,
     UnknownMemberError,
+    UnknownMeshError,
     UnsplittableArgumentError,
 )
 from verl_protocol import DataProto, DataProtoFuture
@@ -76,6 +81,10 @@ def batch(num_rows: int) -> DataProto:
 def future(num_rows: int, *, tells_rows: bool) -> DataProtoFuture[DataProto]:
     counts = [num_rows] if tells_rows else None
     return DataProtoFuture(DataProto.concat, [Ready(batch(num_rows))], row_counts=counts)
+
+
+def ready(answer: Any) -> Any:
+    return answer.get() if isinstance(answer, DataProtoFuture) else answer
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +214,71 @@ def test_a_function_may_be_passed_by_name(group: Any) -> None:
 def test_a_name_that_is_no_string_is_no_member() -> None:
     with pytest.raises(UnknownMemberError, match="no member 3"):
         Dispatch[3]  # type: ignore[index]
+
+
+# --- answers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(
+    ("what", "problem"), [("meta", "meta_info.*x"), ("columns", "part 1 has.*j"), ("kind", "TensorDict")]
+)
+def test_answers_that_do_not_fit_together_name_method_and_ranks(
+    what: str, problem: str, later: bool, padded: bool
+) -> None:
+    class Odd(Worker):
+        @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("m"))
+        def answer(self, data: DataProto) -> Any:
+            if what == "meta":
+                data.meta_info["x"] = self.rank
+            if self.rank == 3 and what == "columns":
+                data.batch["j"] = data.batch["i"]
+            return data.to_tensordict() if self.rank == 3 and what == "kind" else data
+
+    group: Any = LocalWorkerGroup(Odd, 4)
+    group.add_mesh(Mesh.from_sizes("m", {"dp": 2, "tp": 2}, answering={"tp": -1}))
+    method = group.answer.options(auto_padding=padded or None, blocking=not later)
+    with pytest.raises(AnswersDifferError, match=f"of 'answer' cannot be joined.*{problem}") as caught:
+        ready(method(batch(3 if padded else 4)))
+    assert "part 1 is the answer of rank 3" in str(caught.value)
+    assert caught.value.__cause__ is not None
+
+
+# --- meshes and roles -------------------------------------------------------------------------------------
+
+
+def test_a_mesh_of_another_size_is_refused_where_it_is_added(group: Any) -> None:
+    with pytest.raises(MeshError, match=r"mesh 'small': it has 2 dp ranks and 2 collect flags for 4 workers"):
+        group.add_mesh(Mesh.from_sizes("small", {"dp": 2}))
+    with pytest.raises(UnknownMeshError):
+        group.mesh("small")
+
+
+@pytest.mark.parametrize("sizes", [{"dp": "2"}, {"dp": 1.5}, {"dp": 0}])
+def test_an_axis_needs_a_whole_number(sizes: Any) -> None:
+    with pytest.raises(MeshError, match="whole number of at least 1"):
+        Mesh.from_sizes("m", sizes)
+
+
+@pytest.mark.parametrize("index", [2, -3])
+def test_what_answers_lies_on_the_axis(index: int) -> None:
+    with pytest.raises(MeshError, match=rf"answering={{'tp': {index}}} is outside the axis.*size 2"):
+        Mesh.from_sizes("m", {"dp": 2, "tp": 2}, answering={"tp": index})
+
+
+def test_dp_ranks_are_whole_numbers() -> None:
+    entries: Any = [0, "a"]
+    with pytest.raises(MeshError, match=r"ranks \[1\] are no whole numbers"):
+        Mesh.from_registration("m", entries, [True, True], 2)
+
+
+def test_roles_have_names() -> None:
+    classes: Any = {3: Echo}
+    with pytest.raises(InvalidRolesError, match="expected a name for each role"):
+        create_colocated_worker_raw_cls(classes)
+    group: Any = LocalWorkerGroup(create_colocated_worker_raw_cls({"actor": Echo}), 2)
+    assert group.spawn("actor")["actor"].value(1) == [1, 1]
 
 
 # --- order ------------------------------------------------------------------------------------------------

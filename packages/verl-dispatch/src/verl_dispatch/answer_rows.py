@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from verl_dispatch import batches
-from verl_dispatch.errors import AnswerNotBatchError, AnswerRowsError, CallOptionError
+from verl_dispatch.errors import AnswerNotBatchError, AnswerRowsError, AnswersDifferError, CallOptionError
 from verl_dispatch.layout import RowLayout
 from verl_dispatch.row_trim import answers_per_row
 
@@ -20,15 +20,23 @@ def joined_batches(
 
     Raises:
         AnswerNotBatchError: an answer that is no batch.
+        AnswersDifferError: answers that do not fit together.
         AnswerRowsError: padded or reordered rows that the answers cannot be matched with.
     """
     for rank, output in zip(ranks, outputs, strict=True):
         if not batches.is_batch(output):
             raise AnswerNotBatchError(method, rank, output)
     if layout is None or not layout.changes_answers:
-        return batches.concat(outputs)
+        return _concatenated(method, ranks, outputs)
     kept = trimmed(method, ranks, layout, outputs)
-    return in_input_order(batches.concat(kept), layout.order)
+    return in_input_order(_concatenated(method, ranks, kept), layout.order)
+
+
+def _concatenated(method: str, ranks: Sequence[int], outputs: Sequence[Any]) -> Any:
+    try:
+        return batches.concat(outputs)
+    except (ValueError, TypeError, KeyError) as error:
+        raise AnswersDifferError(method, ranks, error) from error
 
 
 def trimmed(method: str, ranks: Sequence[int], layout: RowLayout, outputs: Sequence[Any]) -> list[Any]:

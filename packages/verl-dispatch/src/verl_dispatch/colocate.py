@@ -147,6 +147,8 @@ def create_colocated_worker_raw_cls(
     """
     if not class_dict:
         raise InvalidRolesError(class_dict, "at least one role")
+    if not all(map(_is_name, class_dict)):
+        raise InvalidRolesError(class_dict, "a name for each role")
     specs = tuple(_role_spec(name, given) for name, given in class_dict.items())
     prefix = "FusedWorker" if fused else "WorkerDict"
     members = {
@@ -169,6 +171,10 @@ def has_async_methods(cls: type) -> bool:
         for name, member in inspect.getmembers(each, inspect.isfunction)
         if not name.startswith("__")
     )
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value != ""
 
 
 def _role_spec(name: str, given: Any) -> RoleSpec:

@@ -9,6 +9,7 @@ from typing import Any
 __all__ = [
     "AnswerNotBatchError",
     "AnswerRowsError",
+    "AnswersDifferError",
     "CallOptionError",
     "CallTimeout",
     "DispatchResultError",
@@ -204,6 +205,15 @@ class AnswerNotBatchError(_Facts, TypeError):
             "(DataProto or TensorDict); return a batch, or register the method with DP_COMPUTE_METRIC to get "
             "a list of per-rank values"
         )
+
+
+class AnswersDifferError(_Facts, ValueError, TypeError):
+    """Answers of a mode that joins batches which do not fit together; the cause says why, part by part."""
+
+    def __init__(self, method: str, ranks: Sequence[int], cause: BaseException) -> None:
+        first = ", ".join(f"part {part} is the answer of rank {rank}" for part, rank in enumerate(ranks[:8]))
+        more = ", and so on" if len(ranks) > 8 else ""
+        super().__init__(f"the answers of {method!r} cannot be joined: {cause}; {first}{more}")
 
 
 class AnswerRowsError(_Facts, ValueError):

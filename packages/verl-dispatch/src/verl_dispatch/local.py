@@ -295,7 +295,8 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         Raises:
             UnknownRoleError: a role that is not colocated here.
         """
-        return {role: self.role(role) for role in dict.fromkeys(prefix_set)}
+        roles = [prefix_set] if isinstance(prefix_set, str) else dict.fromkeys(prefix_set)
+        return {role: self.role(role) for role in roles}
 
     def fuse(self, prefix_set: Iterable[str]) -> None:
         """Make views of roles attributes of this group: `group.actor.update(...)`.

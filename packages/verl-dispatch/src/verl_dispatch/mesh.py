@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from numbers import Integral
 from typing import Any
 
 from verl_dispatch.errors import MeshError
@@ -87,6 +88,11 @@ class Mesh:
         ]
         if missing:
             raise MeshError(name, f"ranks {missing} have not registered it", _table(dp_ranks, collects))
+        odd = [rank for rank, dp in enumerate(dp_ranks) if not _is_whole(dp)]
+        if odd:
+            raise MeshError(
+                name, f"the dp ranks of ranks {odd} are no whole numbers", _table(dp_ranks, collects)
+            )
         return cls(name, tuple(int(dp) for dp in dp_ranks if dp is not None), tuple(map(bool, collects)))
 
     @classmethod
@@ -112,6 +118,7 @@ class Mesh:
         """
         answering = dict(answering or {})
         _check_axes(name, sizes, [*split_axes, *answering])
+        _check_answering(name, sizes, answering)
         dp_ranks, collects = [], []
         for position in product(*(range(size) for size in sizes.values())):
             at = dict(zip(sizes, position, strict=True))
@@ -159,8 +166,19 @@ def _check_axes(name: str, sizes: Mapping[str, int], used: Sequence[str]) -> Non
     unknown = [axis for axis in used if axis not in sizes]
     if unknown:
         raise MeshError(name, f"there is no axis {unknown[0]!r}", f"axes: {shown}")
-    if any(size < 1 for size in sizes.values()):
-        raise MeshError(name, "every axis needs a size of at least 1", f"axes: {shown}")
+    if not all(_is_whole(size) and size >= 1 for size in sizes.values()):
+        raise MeshError(name, "every axis needs a whole number of at least 1 as its size", f"axes: {shown}")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral)
+
+
+def _check_answering(name: str, sizes: Mapping[str, int], answering: Mapping[str, int]) -> None:
+    for axis, index in answering.items():
+        if not -sizes[axis] <= index < sizes[axis]:
+            problem = f"answering={{{axis!r}: {index}}} is outside the axis, which has size {sizes[axis]}"
+            raise MeshError(name, problem, ", ".join(f"{axis}={size}" for axis, size in sizes.items()))
 
 
 def _index_of(at: Mapping[str, int], sizes: Mapping[str, int], axes: Sequence[str]) -> int:
@@ -178,10 +196,13 @@ def _problem_of(dp_ranks: Sequence[int], collects: Sequence[bool]) -> str:
     expected = set(range(max(dp_ranks) + 1))
     if set(dp_ranks) != expected:
         return f"dp ranks must be exactly 0..k-1, got {sorted(set(dp_ranks))}"
-    for dp in sorted(expected):
-        answering = [rank for rank, at in enumerate(dp_ranks) if at == dp and collects[rank]]
-        if len(answering) != 1:
-            return f"dp rank {dp} must have exactly one answering rank, got {answering or 'none'}"
+    answering: dict[int, list[int]] = {dp: [] for dp in sorted(expected)}
+    for rank, dp in enumerate(dp_ranks):
+        if collects[rank]:
+            answering[dp].append(rank)
+    for dp, ranks in answering.items():
+        if len(ranks) != 1:
+            return f"dp rank {dp} must have exactly one answering rank, got {ranks or 'none'}"
     return ""
 
 

@@ -296,7 +296,12 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         return mesh_of(self, mesh_name)
 
     def add_mesh(self, mesh: Mesh) -> None:
-        """Makes a mesh known without asking the workers; replaces one of the same name."""
+        """Makes a mesh known without asking the workers; replaces one of the same name.
+
+        Raises:
+            MeshError: it is of another number of ranks than the group has workers.
+        """
+        Mesh.from_registration(mesh.name, mesh.dp_ranks, mesh.collects, self.world_size)
         self._dispatch_info[mesh.name] = list(mesh.dp_ranks)
         self._collect_info[mesh.name] = list(mesh.collects)
 
