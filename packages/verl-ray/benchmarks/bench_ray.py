@@ -2,7 +2,8 @@
 
 `python bench_ray.py [--workers 4] [--rounds 15] [--starts 3] [--json FILE] [--only WORDS]`
 
-Where mpi4py is installed, a column shows the same movements without Ray (rank 0 as the driver).
+Where mpi4py is installed, a column shows the same movements without Ray (rank 0 as the driver); where verl is
+installed, or lies in the folder that `--verl` names, another shows the same calls through it.
 """
 
 import argparse
@@ -17,45 +18,29 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+# Ray gives its workers a low priority; beside other load they would lose to MPI for that reason alone.
+os.environ.setdefault("RAY_worker_niceness", "0")
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "tools"))
 
-import numpy as np
 import ray
 import torch
 from benchmark_harness import Aim, Row, comparison, medians_ms
+from data_sizes import LARGE_ROWS, SMALL_ROWS, WIDTH, Arrays, names, numbers
 from memory import memory_left
-from other_ways import mpi_medians
-from plain import Arrays, PlainGroup
+from other_ways import mpi_medians, verl_medians
+from plain import PlainGroup
 from startup import startup_rows
 from verl_protocol import DataProto
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from workers import BenchWorker
 
-LARGE_ROWS, SMALL_ROWS = 2048, 256
-WIDTH = 1024
 MEMORY_ROWS, MEMORY_CALLS = 580, 100
-
-
-def numbers(rows: int) -> Arrays:
-    """Two int64 and three float32 columns: 28 KiB a row."""
-    generator = np.random.default_rng(0)
-    arrays: Arrays = {
-        key: generator.integers(0, 50_000, (rows, WIDTH), dtype=np.int64)
-        for key in ("input_ids", "attention_mask")
-    }
-    arrays |= {
-        key: generator.random((rows, WIDTH), dtype=np.float32)
-        for key in ("old_log_probs", "values", "rewards")
-    }
-    return arrays
 
 
 def as_batch(arrays: Arrays) -> DataProto:
     """The same columns, and a column of names, as the library's users hold them."""
-    names = [f"prompt-{row}" for row in range(len(arrays["input_ids"]))]
-    return DataProto.from_dict(
-        tensors={key: torch.from_numpy(array) for key, array in arrays.items()}, non_tensors={"uid": names}
-    )
+    tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
+    return DataProto.from_dict(tensors=tensors, non_tensors={"uid": names(len(arrays["input_ids"]))})
 
 
 @dataclass(frozen=True)
@@ -186,10 +171,14 @@ def main() -> int:
     parser.add_argument("--starts", type=int, default=3, help="measured starts; 0 leaves them out")
     parser.add_argument("--json", type=Path, help="also write the medians to this file")
     parser.add_argument("--only", default="", help="only the calls whose name contains these words")
+    parser.add_argument("--verl", metavar="SITE", help="folder that `pip install --target` put verl into")
     options = parser.parse_args()
-    mpi = mpi_medians(options.workers, options.rounds, LARGE_ROWS, SMALL_ROWS, WIDTH)
-    others = {"MPI": mpi} if mpi else {}
     load = os.getloadavg()[0]
+    others = {
+        "MPI": mpi_medians(options.workers, options.rounds, LARGE_ROWS, SMALL_ROWS, WIDTH),
+        "verl": verl_medians(options.workers, options.rounds, options.verl),
+    }
+    others = {name: found for name, found in others.items() if found}
     ray.init(
         num_cpus=2 * options.workers,
         include_dashboard=False,

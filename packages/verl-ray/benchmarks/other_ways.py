@@ -27,3 +27,16 @@ def mpi_medians(workers: int, rounds: int, large_rows: int, small_rows: int, wid
         subprocess.run([*ranks, sys.executable, "-m", "mpi4py", script, *sizes, str(file)], check=True)
         found: dict[str, float] = json.loads(file.read_text())
     return found
+
+
+def verl_medians(workers: int, rounds: int, site: str | None) -> dict[str, float]:
+    """Milliseconds by name of the work; empty where verl is neither installed nor in the folder `site`."""
+    if site is None and find_spec("verl") is None:
+        return {}
+    script = str(Path(__file__).with_name("bench_verl.py"))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "medians.json"
+        given = [str(workers), str(rounds), str(file), *([site] if site else [])]
+        subprocess.run([sys.executable, script, *given], check=True, stdout=subprocess.DEVNULL)
+        found: dict[str, float] = json.loads(file.read_text())
+    return found

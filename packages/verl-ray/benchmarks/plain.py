@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 import ray
-
-Arrays = dict[str, np.ndarray[Any, Any]]
+from data_sizes import Arrays
 
 
 class PlainActor:
