@@ -7,8 +7,7 @@ from typing import Any
 
 from verl_dispatch import batches
 from verl_dispatch.errors import AnswerNotBatchError, AnswerRowsError, AnswersDifferError, CallOptionError
-from verl_dispatch.layout import RowLayout
-from verl_dispatch.row_trim import answers_per_row
+from verl_dispatch.layout import RowLayout, answers_per_row
 
 __all__ = ["in_input_order", "joined_batches", "trimmed"]
 

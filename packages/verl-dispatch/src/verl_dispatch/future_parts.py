@@ -13,9 +13,8 @@ from verl_protocol.future_rows import Cut, Rows
 
 from verl_dispatch import batches
 from verl_dispatch.errors import UnequalRowsError, UnevenRowsError
-from verl_dispatch.layout import RowLayout, padded_layout
+from verl_dispatch.layout import RowLayout, RowTrim, padded_layout
 from verl_dispatch.options import CallOptions
-from verl_dispatch.row_trim import RowTrim
 
 __all__ = ["FuturePart", "LazyPart", "split_future", "told_of_call"]
 

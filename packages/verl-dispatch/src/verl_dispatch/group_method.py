@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Iterator
-from typing import Any, Generic, Self, Unpack, overload
+from collections.abc import Callable, Generator, Iterator, Sequence
+from threading import Lock
+from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
 from verl_dispatch import batches
-from verl_dispatch.call_future import CallFuture
+from verl_dispatch.argument_parts import with_worker_trims
 from verl_dispatch.method import RegisteredMethod
 from verl_dispatch.modes import Execute
 from verl_dispatch.options import DEFAULT_OPTIONS, CallOptions, OptionChanges
@@ -16,9 +18,53 @@ from verl_dispatch.planners import CallContext, Planner, choose_planner
 from verl_dispatch.registry import DispatchMode, functions_of
 from verl_dispatch.tracing import traced_call
 from verl_dispatch.typed_methods import GP, D_co, G_co, R_co
-from verl_dispatch.worker_trims import with_worker_trims
 
-__all__ = ["GroupMethod"]
+__all__ = ["CallFuture", "GroupMethod"]
+
+
+T = TypeVar("T")
+_UNSET: Any = object()
+
+
+class CallFuture(Generic[T]):
+    """A call under way: `result(timeout)` waits for it, `await future` leaves the event loop free meanwhile.
+
+    The result, or the failure, is kept and given again.
+    """
+
+    def __init__(self, group: Any, plan: CallPlan, pendings: Sequence[Any], timeout_s: float | None) -> None:
+        self._group = group
+        self._plan = plan
+        self._pendings = pendings
+        self._timeout_s = timeout_s
+        self._lock = Lock()
+        self._value: Any = _UNSET
+
+    def result(self, timeout: float | None = None) -> T:
+        """The result of the call.
+
+        Args:
+            timeout: seconds to wait; None takes the call's own `timeout_s`.
+
+        Raises:
+            WorkerGroupError: a worker failed.
+            CallTimeout: no result in time; a later `result` may still get it.
+        """
+        with self._lock:
+            if self._value is _UNSET:
+                limit = self._timeout_s if timeout is None else timeout
+                outputs = self._group._wait(self._plan, self._pendings, limit)
+                self._value = self._plan.collect.collect(outputs)
+                self._pendings = ()
+        value: T = self._value
+        return value
+
+    def done(self) -> bool:
+        """Whether `result` would return without waiting, as far as the group can tell."""
+        return self._value is not _UNSET or bool(self._group._done(self._plan, self._pendings))
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return asyncio.to_thread(self.result).__await__()
 
 
 class GroupMethod(Generic[GP, R_co, G_co, D_co]):

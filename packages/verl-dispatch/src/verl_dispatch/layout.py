@@ -1,4 +1,4 @@
-"""Which rows go to which part: pure arithmetic, decided once per call for all its batches."""
+"""Which rows go to which part, and which rows of an answer are padding: decided once per call, by numbers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,56 @@ from typing import Any
 from verl_protocol.partition import balanced_partition, even_sizes
 
 from verl_dispatch import batches
-from verl_dispatch.errors import UnevenRowsError
-from verl_dispatch.row_trim import RowTrim
+from verl_dispatch.errors import AnswerRowsError, UnevenRowsError
 
-__all__ = ["RowLayout", "balanced_layout", "even_layout", "padded_layout", "uneven_layout"]
+__all__ = [
+    "RowLayout",
+    "RowTrim",
+    "answers_per_row",
+    "balanced_layout",
+    "even_layout",
+    "padded_layout",
+    "uneven_layout",
+]
+
+
+def answers_per_row(method: str, rank: int, sent: int, returned: int) -> int:
+    """How many rows an answer has for each row sent.
+
+    Raises:
+        AnswerRowsError: no whole number of at least one.
+    """
+    if sent == returned:
+        return 1
+    if sent == 0 or returned == 0 or returned % sent:
+        raise AnswerRowsError(method, rank, sent, returned, "its rows cannot be matched with the rows sent")
+    return returned // sent
+
+
+@dataclass(frozen=True, slots=True)
+class RowTrim:
+    """Takes padding off one rank's answer: it was sent `rows` rows, the last `pad` of them padding."""
+
+    method: str
+    rank: int
+    rows: int
+    pad: int
+
+    def kept(self, returned: int) -> int:
+        """How many of the returned rows stay.
+
+        Raises:
+            AnswerRowsError: the rows returned are no multiple of the rows sent.
+        """
+        return (self.rows - self.pad) * answers_per_row(self.method, self.rank, self.rows, returned)
+
+    def apply(self, answer: Any) -> Any:
+        """The answer without padding rows; an answer that is no batch, or has no rows, stays as it is."""
+        if not batches.has_rows(answer):
+            return answer
+        returned = batches.num_rows(answer)
+        kept = self.kept(returned)
+        return answer if kept == returned else batches.without_last(answer, returned - kept)
 
 
 @dataclass(frozen=True, slots=True)

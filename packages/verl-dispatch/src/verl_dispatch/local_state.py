@@ -9,8 +9,7 @@ from typing import Any
 
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.local_answer import LocalCall, LocalLife
-from verl_dispatch.local_threads import ThreadEngine
-from verl_dispatch.local_turns import TurnEngine
+from verl_dispatch.local_engines import ThreadEngine, TurnEngine
 from verl_dispatch.network import free_port
 from verl_dispatch.plan import CallPlan
 from verl_dispatch.rank_info import RankInfo

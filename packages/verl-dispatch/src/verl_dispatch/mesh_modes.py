@@ -10,7 +10,7 @@ from verl_dispatch.call_scope import current_labels, current_options
 from verl_dispatch.collect import collect_nd_compute_dataproto
 from verl_dispatch.dispatch_functions import Lists
 from verl_dispatch.errors import EntryCountError, MeshError
-from verl_dispatch.mesh_tables import mesh_of
+from verl_dispatch.mesh import mesh_of
 from verl_dispatch.split import SplitList, split_batches
 
 if TYPE_CHECKING:

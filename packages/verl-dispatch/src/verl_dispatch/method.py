@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl_dispatch.call_scope import Labels
 from verl_dispatch.errors import (
     MethodOverrideError,
     MixedOrderWarning,
     NoInstanceMethodError,
     ReservedNameError,
 )
-from verl_dispatch.labels import Labels
 from verl_dispatch.modes import Execute
 from verl_dispatch.register import MAGIC_ATTR, RegisterOptions, register_options
 from verl_dispatch.registry import DispatchMode, check_dispatch_mode, check_execute_mode, mode_name

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from verl_dispatch.call_scope import current_labels
+from verl_dispatch.call_scope import Labels, current_labels
 from verl_dispatch.collectors import LIST, DictCollector
 from verl_dispatch.errors import EntryCountError, RankSetError
-from verl_dispatch.labels import Labels
 from verl_dispatch.markers import Broadcast
 from verl_dispatch.plan import CallPlan
 

@@ -113,13 +113,13 @@ class CallPlan:
     @property
     def shared(self) -> dict[int, SharedObject]:
         """Objects that more than one rank gets, by `id`: arguments, and values of `meta_info`."""
-        from verl_dispatch.sharing import shared_objects
+        from verl_dispatch.plan_facts import shared_objects
 
         return shared_objects(self.calls)
 
     def nbytes(self) -> tuple[int, ...]:
         """Tensor and array bytes among each called rank's arguments, in the order of `calls`."""
-        from verl_dispatch.sharing import bytes_of_call
+        from verl_dispatch.plan_facts import bytes_of_call
 
         return tuple(bytes_of_call(call) for call in self.calls)
 
@@ -136,7 +136,7 @@ class CallPlan:
         return iter(self.calls)
 
     def __str__(self) -> str:
-        from verl_dispatch.plan_table import plan_table
+        from verl_dispatch.plan_facts import plan_table
 
         return plan_table(self)
 

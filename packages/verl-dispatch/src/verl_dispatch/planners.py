@@ -15,15 +15,14 @@ from verl_dispatch.dispatch_functions import dispatch_direct_rollout_method, fun
 from verl_dispatch.errors import CallOptionError, NoBatchError, SelectedRanksError
 from verl_dispatch.layout import RowLayout
 from verl_dispatch.markers import Broadcast, unwrapped
+from verl_dispatch.mesh import mesh_of
 from verl_dispatch.mesh_modes import NdCollect, NdDispatch
-from verl_dispatch.mesh_tables import mesh_of
 from verl_dispatch.method import RegisteredMethod
 from verl_dispatch.modes import Execute
 from verl_dispatch.one_to_one import plan_one_to_one
 from verl_dispatch.options import CallOptions
-from verl_dispatch.pairs import PREDEFINED_PAIRS
 from verl_dispatch.plan import CallPlan, RankCall
-from verl_dispatch.registry import check_execute_mode, check_pair, mode_name, rank_selector
+from verl_dispatch.registry import PREDEFINED_PAIRS, check_execute_mode, check_pair, mode_name, rank_selector
 from verl_dispatch.split import SplitArguments, split_batches, split_entries
 
 __all__ = ["CallContext", "Planner", "choose_planner"]

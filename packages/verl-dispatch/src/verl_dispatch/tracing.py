@@ -115,7 +115,7 @@ def _run(
     kwargs: dict[str, Any],
     timer: CallTimer,
 ) -> Any:
-    from verl_dispatch.sharing import bytes_of_answers, bytes_of_calls
+    from verl_dispatch.plan_facts import bytes_of_answers, bytes_of_calls
 
     begin = time.perf_counter()
     plan = method._usable_plan(args, kwargs)

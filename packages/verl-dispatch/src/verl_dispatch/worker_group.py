@@ -8,12 +8,10 @@ from typing import Any, Generic, Literal, cast, overload
 
 from verl_protocol import DataProtoFuture
 
-from verl_dispatch.call_future import CallFuture
 from verl_dispatch.collectors import LIST, SINGLE
 from verl_dispatch.errors import UnknownMethodError
-from verl_dispatch.group_method import GroupMethod
-from verl_dispatch.mesh import Mesh
-from verl_dispatch.mesh_tables import mesh_of
+from verl_dispatch.group_method import CallFuture, GroupMethod
+from verl_dispatch.mesh import Mesh, mesh_of
 from verl_dispatch.method import RegisteredMethod, registered_methods, warn_of_mixed_order
 from verl_dispatch.options import DEFAULT_OPTIONS, CallOptions
 from verl_dispatch.plan import CallPlan, RankCall

@@ -1,4 +1,4 @@
-"""Which objects of a plan several ranks get, and how many bytes travel."""
+"""What a plan tells about itself: objects that several ranks get, bytes that travel, a table of its calls."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from verl_protocol import DataProto, DataProtoFuture
 from verl_protocol.wire import nbytes_of
 
 from verl_dispatch.future_parts import FuturePart
-from verl_dispatch.plan import RankCall, SharedObject
+from verl_dispatch.plan import CallPlan, RankCall, SharedObject
+
+__all__ = ["bytes_of_answers", "bytes_of_call", "bytes_of_calls", "plan_table", "shared_objects"]
+
 
 _BULKY_LENGTH = 1024
-
-__all__ = ["bytes_of_answers", "bytes_of_call", "bytes_of_calls", "shared_objects"]
 
 
 def shared_objects(calls: Sequence[RankCall]) -> dict[int, SharedObject]:
@@ -70,3 +71,47 @@ def bytes_of_calls(calls: Sequence[RankCall]) -> int:
 def bytes_of_answers(values: Sequence[Any]) -> int:
     """Tensor and array bytes among these values."""
     return sum(nbytes_of(value) for value in values if not isinstance(value, (DataProtoFuture, FuturePart)))
+
+
+_HEAD = ("rank", "rows", "pad", "bytes", "answers", "arguments")
+
+
+def plan_table(plan: CallPlan) -> str:
+    """One line for the call, one for each called rank, one for what they share."""
+    fetched = set(plan.fetched_ranks)
+    sizes = plan.nbytes()
+    rows = [_row(call, size, call.rank in fetched) for call, size in zip(plan.calls, sizes, strict=True)]
+    lines = [f"{plan.method or 'call'}: {plan.mode or 'custom'} over {plan.world_size} workers"]
+    lines += _aligned([_HEAD, *rows])
+    shared = plan.shared
+    if shared:
+        kinds = ", ".join(type(entry.value).__name__ for entry in shared.values())
+        lines.append(f"shared by several ranks: {len(shared)} ({kinds})")
+    if plan.order is not None:
+        lines.append("rows are reordered to balance the ranks; the answers come back in input order")
+    return "\n".join(lines)
+
+
+def _row(call: RankCall, size: int, answers: bool) -> tuple[str, ...]:
+    rows = "-" if call.rows is None else str(call.rows)
+    shown = [*map(_shown, call.args), *(f"{name}={_shown(value)}" for name, value in call.kwargs.items())]
+    return str(call.rank), rows, str(call.pad), str(size), "yes" if answers else "no", ", ".join(shown)
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, (bool, int, float)):
+        return repr(value)
+    if isinstance(value, str):
+        return repr(value if len(value) <= 20 else value[:17] + "...")
+    return type(value).__name__
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)]
+    return [
+        "  "
+        + "  ".join(
+            [*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]
+        ).rstrip()
+        for row in rows
+    ]
