@@ -140,6 +140,32 @@ def test_a_locked_tensordict_stays_as_it_is_while_results_can_be_written() -> No
     assert locked.is_locked
 
 
+@pytest.mark.parametrize("num_rows", [0, 1, 4])
+def test_the_tensordict_that_batch_built_follows_the_batch(num_rows: int) -> None:
+    data = batch()[:num_rows]
+    held = data.batch
+    data.union(DataProto.from_dict({"b": torch.ones(num_rows)})).rename(["a", "b"], ["b", "a"])
+    assert data.batch is held
+    assert held["a"].tolist() == [1.0] * num_rows
+    assert held["b"].shape == (num_rows, 2)
+    assert set(data.pop("a").batch.keys()) == {"a"}
+    assert set(held.keys()) == {"b"}
+    data.batch["c"] = torch.zeros(num_rows)
+    assert "c" in data
+    held.lock_()
+    data.pop("c")
+    assert set(held.keys()) == {"b", "c"}
+    assert set(data.batch.keys()) == {"b"}
+
+
+def test_derived_batches_do_not_follow() -> None:
+    data = batch()
+    derived = [data.select(), data[:], copy.copy(data), data.chunk(1)[0]]
+    held = [other.batch for other in (data, *derived)]
+    data.union(DataProto.from_dict({"b": torch.ones(4)}))
+    assert ["b" in set(tensordict.keys()) for tensordict in held] == [True, False, False, False, False]
+
+
 def test_in_place_methods_change_self_only() -> None:
     tensordict = TensorDict({"a": torch.zeros(2), "b": torch.ones(2)}, [2])
     meta = {"k": 1}

@@ -17,12 +17,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from verl_protocol.batch import DataProto
 from verl_protocol.disk import (
+    EndlessValueError,
     FileFormatError,
     PickleNeededError,
     PickleRefusedError,
     load_from_disk,
     save_to_disk,
 )
+from verl_protocol.wire_tensor import UnknownDtypeError
 
 
 def round_trip(data: DataProto, path: Path, **options: Any) -> DataProto:
@@ -242,6 +244,29 @@ def test_foreign_and_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes((tmp_path / "b").read_bytes()[:-100])
     with pytest.raises(FileFormatError, match="short"):
         load_from_disk(tmp_path / "short")
+
+
+def test_whatever_byte_is_damaged_the_error_is_one_of_ours(tmp_path: Path) -> None:
+    data = DataProto.from_dict({"a": torch.arange(4)}, {"s": list("wxyz")}, {"step": 1})
+    save_to_disk(data, path := tmp_path / "batch")
+    whole = path.read_bytes()
+    end = 8 + int.from_bytes(whole[:8], "little")
+    for at in range(0, end, 3):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        try:
+            loaded = load_from_disk(path)
+        except (FileFormatError, UnknownDtypeError):
+            continue
+        # A name or a blank can change unnoticed: the file is then a sound one that says something else.
+        assert isinstance(loaded, DataProto)
+
+
+def test_what_holds_itself_cannot_be_saved(tmp_path: Path) -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(EndlessValueError, match="holds itself"):
+        save_to_disk(DataProto(meta_info={"endless": endless}), tmp_path / "batch")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_of_another_release_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

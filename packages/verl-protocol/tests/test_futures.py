@@ -312,3 +312,10 @@ def test_chunks_of_chunks_are_those_of_the_batch(
     assert [rows(piece.get()) for piece in chunked(future, chunks, again)] == [
         rows(piece) for piece in expected
     ]
+
+
+def test_a_part_with_too_few_rows_is_an_error_however_it_is_read() -> None:
+    short = DataProtoFuture(DataProto.concat, [done(batch(0, 8))], row_counts=[9])
+    for future in (short, short.chunk(3)[2]):
+        with pytest.raises(PartRowsError, match="part 0 was announced with 9 rows, but has 8"):
+            future.get()

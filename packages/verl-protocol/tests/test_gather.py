@@ -10,18 +10,17 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from verl_protocol.batch import DataProto
+from verl_protocol.columns import jagged_of
 from verl_protocol.gather import all_gather_data_proto
 from verl_protocol.jagged import ragged_dim
 
 
 def batch_of(rank: int) -> DataProto:
     rows = rank + 1
-    values = torch.full((3, rows * 2), rank)
-    offsets = torch.arange(rows + 1) * 2
     tensors = {
         "a": torch.full((rows,), rank),
         "half": torch.full((rows, 2), rank, dtype=torch.bfloat16),
-        "pos": torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=2),
+        "pos": jagged_of([torch.full((3, 2), rank)] * rows, 2),
     }
     meta = {"step": 3, "metrics": {"loss": float(rank)}}
     return DataProto.from_dict(tensors, {"s": [f"rank {rank}"] * rows}, meta)
@@ -35,7 +34,7 @@ def gather(rank: int) -> str:
         "in place": len(data) == 3,
         "order": data.tensor("a").tolist() == [0, 1, 1],
         "dtype": data.tensor("half").dtype == torch.bfloat16,
-        "jagged": ragged_dim(data.tensor("pos")) == 2 and data.tensor("pos").unbind()[2].shape == (3, 2),
+        "jagged": ragged_dim(data.tensor("pos")) == 2 and data.to_rows()[2]["pos"].tolist() == [[1, 1]] * 3,
         "objects": data.non_tensor_batch["s"].tolist() == ["rank 0", "rank 1", "rank 1"],
         "meta": data.meta_info == {"step": 3, "metrics": {"loss": [0.0, 1.0]}},
         "no alias": held == {"step": 3, "metrics": {"loss": float(rank)}},

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from verl_protocol import DataProto, collate_fn, pad_dataproto_to_divisor
+from verl_protocol import DataProto, collate_fn, equal, pad_dataproto_to_divisor
 from verl_protocol.columns import jagged_of
-from verl_protocol.jagged import concat_jagged, jagged_parts, take_jagged
+from verl_protocol.jagged import concat_jagged, jagged_parts, ragged_dim, take_jagged
 
 LENGTHS = {"equal": [3, 3, 3, 3], "unequal": [3, 0, 2, 5], "all empty": [0, 0, 0, 0]}
 
@@ -135,3 +135,17 @@ def test_whether_a_column_is_jagged_is_declared_and_not_seen_from_lengths() -> N
     assert DataProto.from_rows(unequal, ragged={"x"}).batch["x"].offsets().tolist() == [0, 3, 7]
     with pytest.raises(ValueError, match=r"rows of 'x' have different shapes.*declare ragged=\{'x'\}"):
         DataProto.from_rows(unequal)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.float8_e4m3fn])
+def test_long_rows_are_gathered_as_short_ones_are(dim: int, dtype: torch.dtype) -> None:
+    lengths = [700, 0, 900, 1]
+    rows = [torch.arange(4 * length).view(-1, 4).to(torch.float32) for length in lengths]
+    rows = [(row if dim == 1 else row.T.contiguous()).to(dtype) for row in rows]
+    data = DataProto.from_dict({"x": jagged_of(rows, dim)})[1:]
+    for index in ([2, 0, 0], [1], [], [-1, -3]):
+        got = data[index].tensor("x")
+        assert ragged_dim(got) == dim
+        wanted = [rows[1:][row] for row in index]
+        assert equal([row.clone() for row in got.unbind()] if index else [], wanted)

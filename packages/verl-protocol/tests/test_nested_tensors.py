@@ -10,8 +10,8 @@ import torch
 from tensordict import TensorDict
 from verl_protocol import errors
 from verl_protocol import tensordict_ops as ops
+from verl_protocol.errors import RaggedDimError
 from verl_protocol.jagged import ragged_dim
-from verl_protocol.nested_tensors import RaggedDimError
 
 
 def jagged(lengths: list[int], start: float = 0.0) -> torch.Tensor:

@@ -14,7 +14,7 @@ from verl_protocol import errors
 from verl_protocol import tensordict_ops as ops
 from verl_protocol.batch import DataProto
 from verl_protocol.batch_data import BatchData
-from verl_protocol.tensordict_batch import NotATensorDictError
+from verl_protocol.errors import NotATensorDictError
 
 
 def jagged(lengths: list[int], start: float = 0.0) -> torch.Tensor:

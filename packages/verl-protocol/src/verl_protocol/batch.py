@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -16,8 +16,15 @@ from numpy.typing import NDArray
 
 from verl_protocol import columns, combining, conversion, equality, rows
 from verl_protocol.batch_columns import BatchColumns
-from verl_protocol.errors import BatchDimsError, ColumnTypeError, NotBatchesError
+from verl_protocol.errors import (
+    BatchDimsError,
+    ColumnTypeError,
+    NotADictError,
+    NotATensorDictError,
+    NotBatchesError,
+)
 from verl_protocol.metadata import MergeRule, copy_meta
+from verl_protocol.nested import is_tensordict
 from verl_protocol.state import BatchField, Columns
 
 if TYPE_CHECKING:
@@ -71,6 +78,8 @@ class DataProto(BatchColumns):
         given: dict[str, Any] = self.__dict__
         for name in ("non_tensor_batch", "meta_info"):
             given[name] = {} if given[name] is None else given[name]
+            if not isinstance(given[name], Mapping):
+                raise NotADictError(name, given[name])
         self.check_consistency()
 
     def check_consistency(self) -> None:
@@ -148,6 +157,8 @@ class DataProto(BatchColumns):
         cls, data: Mapping[str, Any], meta_info: Mapping[str, Any] | None = None, auto_padding: bool = False
     ) -> Self:
         """A batch of one dict: tensors become tensor columns, arrays and lists non-tensor columns."""
+        if not isinstance(data, Mapping):
+            raise NotADictError("data", data)
         tensors = {key: value for key, value in data.items() if isinstance(value, torch.Tensor)}
         others = {key: value for key, value in data.items() if key not in tensors}
         return cls.from_dict(tensors, others, meta_info, auto_padding=auto_padding)
@@ -166,6 +177,8 @@ class DataProto(BatchColumns):
         """
         if num_batch_dims != 1:
             raise BatchDimsError(f"num_batch_dims={num_batch_dims}")
+        if not is_tensordict(tensor_dict):
+            raise NotATensorDictError("tensor_dict", tensor_dict)
         tensors, arrays, meta = conversion.parts_of_tensordict(tensor_dict)
         count = int(tensor_dict.batch_size[0]) if len(tensor_dict.batch_size) else 0
         merged = combining.union_meta(meta, meta_info or {})
@@ -198,7 +211,8 @@ class DataProto(BatchColumns):
         Args:
             ragged: keys of tensors that differ in their last dimension; or a dict that names the dimension of
                 each, where 1 is a row's first.
-            fill: what rows without a key get; None for objects, while tensors need a value here.
+            fill: what rows without a key get; None for objects, while tensors need a value here. Its keys are
+                columns in any case.
 
         >>> data = DataProto.from_rows([{"n": torch.tensor(1), "s": "x"}, {"n": torch.tensor(2)}])
         >>> data.batch["n"].tolist(), data.non_tensor_batch["s"].tolist()
@@ -261,10 +275,12 @@ class DataProto(BatchColumns):
     def union(self, other: DataProto) -> Self:
         """Add columns and meta_info of a batch of the same rows to this one, and return this one.
 
-        A key that both have must have equal values. After an error nothing has changed.
+        A key that both have must have equal values. After an error nothing has changed. A TensorDict that
+        `.batch` has built gets the columns too; one that was handed in, or is locked, stays as it is.
 
         Raises:
             UnionRowsError: the numbers of rows differ.
+            DeviceMixError: the columns would be on several devices.
             UnionValueError, MetaConflictError, KeyCollisionError: what both hold differs.
         """
         if not isinstance(other, DataProto):
@@ -315,6 +331,8 @@ class DataProto(BatchColumns):
 def _batches(data: Any) -> list[Any]:
     if isinstance(data, DataProto):
         raise NotBatchesError([], is_batch=True)
+    if not isinstance(data, Iterable):
+        raise NotBatchesError([type(data).__name__], is_batch=False)
     parts = list(data)
     if not all(isinstance(part, DataProto) for part in parts):
         raise NotBatchesError([type(part).__name__ for part in parts], is_batch=False)

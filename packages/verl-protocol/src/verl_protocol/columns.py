@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,9 +11,15 @@ from numpy.typing import NDArray
 
 from verl_protocol import jagged, nested, rows
 from verl_protocol.errors import (
+    ColumnMismatchError,
     ColumnTypeError,
     DeviceMixError,
     KeyCollisionError,
+    KeyTypeError,
+    NotADictError,
+    NothingToConcatError,
+    RaggedDimError,
+    RaggedRowsError,
     RowCountError,
     ScalarColumnError,
     StridedNestedError,
@@ -28,11 +34,30 @@ def tensor_columns(tensors: Mapping[str, Any] | None) -> dict[str, torch.Tensor]
         ColumnTypeError, ScalarColumnError, StridedNestedError: a value that has no rows, by its key.
         DeviceMixError: tensors on several devices.
     """
-    checked = {key: _tensor_column(key, value) for key, value in (tensors or {}).items()}
-    devices = {key: str(column.device) for key, column in checked.items() if isinstance(column, torch.Tensor)}
+    checked = {key: _tensor_column(key, value) for key, value in _checked_dict("tensors", tensors).items()}
+    check_devices(checked)
+    return checked
+
+
+def _checked_dict(argument: str, given: Any) -> Mapping[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise NotADictError(argument, given)
+    if odd := [key for key in given if not isinstance(key, str)]:
+        raise KeyTypeError(odd[0])
+    return given
+
+
+def check_devices(tensors: Mapping[str, Any]) -> None:
+    """Check that all tensors are on one device.
+
+    Raises:
+        DeviceMixError: they are not.
+    """
+    devices = {key: str(column.device) for key, column in tensors.items() if isinstance(column, torch.Tensor)}
     if len(set(devices.values())) > 1:
         raise DeviceMixError(devices)
-    return checked
 
 
 def _tensor_column(key: str, value: Any) -> Any:
@@ -42,8 +67,12 @@ def _tensor_column(key: str, value: Any) -> Any:
         raise ColumnTypeError(
             key, value, "a tensor column must be a torch.Tensor; other rows go to non_tensors"
         )
-    if value.is_nested and not is_jagged(value):
+    if is_jagged(value):
+        return value
+    if value.is_nested:
         raise StridedNestedError(key)
+    if value.layout is not torch.strided:
+        raise ColumnTypeError(key, value, f"rows of layout {value.layout} cannot be cut; use a dense tensor")
     if value.ndim == 0:
         raise ScalarColumnError(key)
     return value
@@ -55,7 +84,8 @@ def array_columns(non_tensors: Mapping[str, Any] | None) -> dict[str, NDArray[An
     Raises:
         ColumnTypeError, ScalarColumnError: a value that has no rows, by its key.
     """
-    return {key: array_column(key, value) for key, value in (non_tensors or {}).items()}
+    given = _checked_dict("non_tensors", non_tensors)
+    return {key: array_column(key, value) for key, value in given.items()}
 
 
 def array_column(key: str, value: Any) -> NDArray[Any]:
@@ -113,6 +143,39 @@ def column_of(items: Sequence[Any], like: NDArray[Any] | None = None) -> NDArray
     for row, item in enumerate(items):
         column[row] = item
     return column
+
+
+def column_of_tensors(
+    key: str, row_tensors: Sequence[Any], ragged_dim: int | Literal["last"] | None
+) -> torch.Tensor:
+    """A column of these rows: jagged along `ragged_dim` (1 is a row's first dimension), or dense (None).
+
+    Raises:
+        NothingToConcatError: no rows.
+        ColumnTypeError, ColumnMismatchError: rows that are no tensors, or of different dtypes.
+        RaggedDimError: rows do not have that dimension.
+        RaggedRowsError: rows differ in another dimension.
+    """
+    if not row_tensors:
+        raise NothingToConcatError
+    for row, tensor in enumerate(row_tensors):
+        if not isinstance(tensor, torch.Tensor) and not nested.is_tensordict(tensor):
+            raise ColumnTypeError(key, tensor, f"row {row} is no tensor")
+        if tensor.dtype != row_tensors[0].dtype:
+            found: dict[int | str, object] = {"row 0": row_tensors[0].dtype, f"row {row}": tensor.dtype}
+            raise ColumnMismatchError(key, "dtype", found)
+    shapes = [tuple(tensor.shape) for tensor in row_tensors]
+    num_dims = len(shapes[0])
+    dim = num_dims if ragged_dim == "last" else ragged_dim
+    if dim is not None and not 1 <= dim <= num_dims:
+        raise RaggedDimError(key, dim, num_dims)
+    if len(set(map(len, shapes))) > 1 or len({_fixed_sizes(shape, dim) for shape in shapes}) > 1:
+        raise RaggedRowsError(key, shapes)
+    return torch.stack(list(row_tensors)) if dim is None else jagged_of(row_tensors, dim)
+
+
+def _fixed_sizes(shape: tuple[int, ...], ragged_dim: int | None) -> tuple[int, ...]:
+    return shape if ragged_dim is None else shape[: ragged_dim - 1] + shape[ragged_dim:]
 
 
 def jagged_of(row_tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:

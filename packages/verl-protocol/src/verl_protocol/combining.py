@@ -10,12 +10,14 @@ import torch
 from numpy.typing import NDArray
 
 from verl_protocol import rows
+from verl_protocol.columns import check_devices
 from verl_protocol.equality import columns_equal, equal, first_difference
 from verl_protocol.errors import (
     KeyCollisionError,
     MetaConflictError,
     MissingColumnsError,
     NothingToConcatError,
+    PadValueError,
     UnionRowsError,
     UnionValueError,
 )
@@ -64,10 +66,21 @@ def _concat_tensors(
     check_schema(columns, "tensor columns", frozenset(pad))
     if missing := [key for key in pad if key not in columns[0][1]]:
         raise MissingColumnsError("tensor columns", {"pad": missing, 0: sorted(columns[0][1])})
+    for key, value in pad.items():
+        _check_pad(key, [tensors[key] for _, tensors in columns], value, side)
     if not any(part._has_batch() for _, part, _ in parts):
         return None
     widths = _widths(columns, pad)
     return rows.concat_all([_widened(tensors, widths, pad, side) for _, tensors in columns])
+
+
+def _check_pad(key: str, column: Sequence[Any], value: Any, side: Any) -> None:
+    if any(not isinstance(part, torch.Tensor) or part.is_nested for part in column):
+        raise PadValueError(key, "only dense tensor columns have a width; jagged ones need no padding")
+    if not isinstance(value, (int, float)):
+        raise PadValueError(key, f"the value must be a number, got {value!r}")
+    if side not in ("left", "right"):
+        raise PadValueError(key, f"pad_side must be 'left' or 'right', got {side!r}")
 
 
 def _widths(parts: Sequence[Part], pad: Mapping[str, float]) -> dict[str, tuple[int, ...]]:
@@ -115,15 +128,15 @@ def union(data: D, other: DataProto) -> D:
     for first, second in ((tensors, other.non_tensor_batch), (data.non_tensor_batch, added)):
         if common := sorted(set(first) & set(second)):
             raise KeyCollisionError(common, "a tensor column and a non-tensor column")
+    check_devices({**added, **tensors})
     _check_same(tensors, added)
     _check_same(data.non_tensor_batch, other.non_tensor_batch)
     meta = union_meta(data.meta_info, other.meta_info)
     count = max(data._row_count(), other._row_count())
-    device = data._batch_device() if data._has_batch() else other._batch_device()
-    has_batch = data._has_batch() or other._has_batch()
-    data._set_columns({**tensors, **_new(tensors, added)} if has_batch else None, count, device)
-    data.non_tensor_batch = {**data.non_tensor_batch, **_new(data.non_tensor_batch, other.non_tensor_batch)}
-    data.meta_info = meta
+    arrays = {**data.non_tensor_batch, **_new(data.non_tensor_batch, other.non_tensor_batch)}
+    if not data._has_batch() and other._has_batch():
+        data._set_columns({}, count, other._batch_device())
+    data._replace({**tensors, **_new(tensors, added)}, arrays, meta, count)
     data._auto_padding = data._auto_padding or other._auto_padding
     data._pad_mask = other._pad_mask if data._pad_mask is None else data._pad_mask
     return data

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from verl_protocol import jagged, nested
-from verl_protocol.columns import column_of, jagged_of
+from verl_protocol.columns import column_of, column_of_tensors
 from verl_protocol.errors import (
     BatchDimsError,
     KeyCollisionError,
     MissingValueError,
-    RaggedRowsError,
+    NotADictError,
     UnlikeDictsError,
 )
 from verl_protocol.metadata import copy_meta
+from verl_protocol.selecting import key_list
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -30,6 +31,8 @@ DTYPES_KEY = "_array_dtypes"
 
 Ragged: TypeAlias = Collection[str] | Mapping[str, int]
 """Keys of columns ragged in their last dimension, or the ragged dimension of each (1 is a row's first)."""
+
+RaggedDim: TypeAlias = "int | Literal['last'] | None"
 
 _ABSENT = object()
 
@@ -43,6 +46,9 @@ def list_of_dict_to_dict_of_list(list_of_dict: Sequence[Mapping[str, Any]]) -> d
     >>> list_of_dict_to_dict_of_list([{"a": 1}, {"a": 2}])
     {'a': [1, 2]}
     """
+    for place, entry in enumerate(list_of_dict):
+        if not isinstance(entry, Mapping):
+            raise NotADictError(f"number {place}", entry)
     if not list_of_dict:
         return {}
     keys = list(list_of_dict[0])
@@ -56,10 +62,13 @@ def columns_from_rows(
     rows: Sequence[Mapping[str, Any]], ragged: Ragged, fill: Mapping[str, Any]
 ) -> tuple[dict[str, torch.Tensor], dict[str, NDArray[Any]]]:
     """Tensor and non-tensor columns of a list of dicts; keys are united."""
-    keys = dict.fromkeys(key for row in rows for key in row)
+    for place, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise NotADictError(f"rows[{place}]", row)
+    keys = dict.fromkeys(key for row in [*rows, fill] for key in row) if rows else {}
     held = {key: [row.get(key, fill.get(key, _ABSENT)) for row in rows] for key in keys}
     is_tensor = {key: any(isinstance(value, torch.Tensor) for value in held[key]) for key in keys}
-    dims = ragged if isinstance(ragged, Mapping) else dict.fromkeys(ragged, -1)
+    dims: Mapping[str, RaggedDim] = ragged if isinstance(ragged, Mapping) else _last_of(ragged)
     tensors = {key: _tensor_of(key, held[key], dims.get(key)) for key in keys if is_tensor[key]}
     objects = {key: held[key] for key in keys if not is_tensor[key]}
     arrays = {
@@ -69,16 +78,15 @@ def columns_from_rows(
     return tensors, arrays
 
 
-def _tensor_of(key: str, values: Sequence[Any], dim: int | None) -> torch.Tensor:
+def _last_of(keys: Collection[str]) -> dict[str, RaggedDim]:
+    return dict.fromkeys(key_list(keys), "last")
+
+
+def _tensor_of(key: str, values: Sequence[Any], dim: RaggedDim) -> torch.Tensor:
     for row, value in enumerate(values):
         if not isinstance(value, torch.Tensor):
             raise MissingValueError(key, row, None if value is _ABSENT else value)
-    if dim is not None:
-        return jagged_of(values, values[0].ndim if dim == -1 else dim)
-    shapes = [tuple(value.shape) for value in values]
-    if len(set(shapes)) > 1:
-        raise RaggedRowsError(key, shapes)
-    return torch.stack(list(values))
+    return column_of_tensors(key, values, dim)
 
 
 def row_of(column: Any, row: int) -> Any:

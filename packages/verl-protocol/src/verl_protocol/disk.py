@@ -13,6 +13,7 @@ import torch
 from verl_protocol.batch import DataProto
 from verl_protocol.disk_file import Entry, FileFormatError, MappedFile, write_file
 from verl_protocol.disk_values import PickleNeededError, PickleRefusedError, Reader, Writer
+from verl_protocol.wire_tensor import UnknownDtypeError
 
 __all__ = ["FileFormatError", "PickleNeededError", "PickleRefusedError", "load_from_disk", "save_to_disk"]
 
@@ -21,6 +22,15 @@ _FORMAT = "verl-protocol"
 _DOCUMENT = "__document__"
 _MAX_HEADER_BYTES = 16 * 2**20
 """A longer description is an entry of its own: safetensors limits its header to 100 MB."""
+
+
+class EndlessValueError(ValueError):
+    """A value that JSON cannot describe, as it would have no end."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the batch cannot be saved: a dict or list in it holds itself, or is nested too deeply"
+        )
 
 
 def save_to_disk(data: DataProto, filepath: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
@@ -34,9 +44,13 @@ def save_to_disk(data: DataProto, filepath: str | os.PathLike[str], *, allow_pic
 
     Raises:
         PickleNeededError: a value needs a pickle; nothing was written.
+        EndlessValueError: a value holds itself; nothing was written.
     """
     writer = Writer(allow_pickle)
-    document = json.dumps(_describe(data, writer))
+    try:
+        document = json.dumps(_describe(data, writer))
+    except RecursionError:
+        raise EndlessValueError from None
     metadata = {"format": _FORMAT, "version": FILE_VERSION}
     if len(document) <= _MAX_HEADER_BYTES:
         metadata["document"] = document
@@ -77,8 +91,13 @@ def load_from_disk(filepath: str | os.PathLike[str], *, allow_pickle: bool = Fal
     with MappedFile(path) as file:
         _check_format(path, file.metadata)
         reader = Reader(file, allow_pickle)
-        document = json.loads(_document(file))
-        return _restore({key: reader.decode(form) for key, form in document.items()})
+        try:
+            document = json.loads(_document(file))
+            return _restore({key: reader.decode(form) for key, form in document.items()})
+        except (FileFormatError, PickleRefusedError, UnknownDtypeError):
+            raise
+        except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+            raise FileFormatError(path, f"its description is damaged ({error!r})") from error
 
 
 def _check_format(path: str, metadata: dict[str, str]) -> None:

@@ -128,7 +128,12 @@ class MappedFile:
 
     def tensor(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         """One tensor, as a view of the file."""
-        stored: torch.Tensor = self._file.get_tensor(name)
+        from safetensors import SafetensorError
+
+        try:
+            stored: torch.Tensor = self._file.get_tensor(name)
+        except SafetensorError as error:
+            raise FileFormatError(self.path, f"it has no tensor {name!r}") from error
         if stored.dtype is dtype:
             return stored.view(shape)
         if stored.data_ptr() % dtype.itemsize or stored.storage_offset() % dtype.itemsize:

@@ -81,6 +81,43 @@ class BatchTypeError(TypeError):
         )
 
 
+class NotADictError(TypeError):
+    """Something else where a dict of columns, or of facts, is expected."""
+
+    def __init__(self, argument: str, value: object) -> None:
+        super().__init__(f"{argument} must be a dict, got {type(value).__name__}")
+
+
+class NotATensorDictError(TypeError):
+    """Something else in the place of a TensorDict."""
+
+    def __init__(self, argument: str, value: object) -> None:
+        super().__init__(f"{argument} must be a TensorDict, got {type(value).__name__}")
+
+
+class LoneTensorDictError(TypeError):
+    """One TensorDict where a list of them is expected."""
+
+    def __init__(self) -> None:
+        super().__init__("data must be a list of TensorDicts, got one TensorDict; put it in a list")
+
+
+class KeyTypeError(TypeError):
+    """A key, or a list of keys, that cannot name columns."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__(f"columns are named by a string or several strings, got {short(value)}")
+
+
+class DeviceNameError(ValueError, RuntimeError):
+    """A device that torch does not know."""
+
+    def __init__(self, device: object, reason: object) -> None:
+        super().__init__(
+            f"device must be one that torch knows, such as 'cpu' or 'cuda:0', got {short(device)}: {reason}"
+        )
+
+
 class RowCountError(ValueError):
     """Columns of one batch that have different numbers of rows."""
 
@@ -264,6 +301,13 @@ class UnionValueError(ValueError):
         )
 
 
+class PadValueError(TypeError, ValueError):
+    """A column that concat is asked to widen, but cannot."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(f"pad={{{key!r}: ...}} cannot be honoured: {reason}")
+
+
 class PadPolicyError(ValueError):
     """An unknown source of pad rows."""
 
@@ -302,6 +346,16 @@ class IteratorOptionError(TypeError):
         super().__init__(
             f"dataloader_kwargs {list(options)} cannot be honoured: batches are cut in this process, without "
             f"a DataLoader; known are {list(known)}"
+        )
+
+
+class ShuffleSourceError(TypeError, ValueError):
+    """A seed or generator that says nothing, or two that say different things."""
+
+    def __init__(self, seed: object, generator: object) -> None:
+        super().__init__(
+            "the order of a shuffle comes from a seed (a whole number) or from a torch.Generator, not both; "
+            f"got seed={short(seed)} and generator={short(generator)}"
         )
 
 
@@ -353,6 +407,16 @@ class MissingValueError(ValueError):
         super().__init__(
             f"row {row} has no tensor for {key!r} (got {short(value)}); give one for all such rows with "
             f"fill={{{key!r}: tensor}}"
+        )
+
+
+class RaggedDimError(ValueError):
+    """A ragged dimension that rows do not have."""
+
+    def __init__(self, key: str, ragged_dim: object, num_dims: int) -> None:
+        super().__init__(
+            f"the ragged dimension of {key!r} counts from 1 (a row's first) to {num_dims} (its last), "
+            f"got {short(ragged_dim)}"
         )
 
 

@@ -212,7 +212,8 @@ class DataProtoFuture(Generic[B_co]):
 
     def _of_whole(self, values: Sequence[Any], counts: Sequence[int]) -> B_co:
         if counts and _is_concat(self.collect_fn):
-            values = [_without_padding(value, count) for value, count in zip(values, counts, strict=True)]
+            announced = enumerate(zip(values, counts, strict=True))
+            values = [_without_padding(part, value, count) for part, (value, count) in announced]
         whole = self.collect_fn(list(values))
         if self.dispatch_fn is not None:
             whole = self.dispatch_fn(whole)
@@ -226,8 +227,10 @@ def _is_concat(collect_fn: object) -> bool:
     return collect_fn is concat_batches or collect_fn is DataProto.concat
 
 
-def _without_padding(value: Any, count: int) -> Any:
-    return narrow_part(value, 0, count) if num_rows_of(value) > count else value
+def _without_padding(part: int, value: Any, count: int) -> Any:
+    if (found := num_rows_of(value)) < count:
+        raise PartRowsError(part, count, found)
+    return narrow_part(value, 0, count) if found > count else value
 
 
 def _cut_batch(batch: Any, cut: Cut | Rows) -> Any:

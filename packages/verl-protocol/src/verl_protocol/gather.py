@@ -8,6 +8,7 @@ import torch
 
 from verl_protocol import wire
 from verl_protocol.batch import DataProto
+from verl_protocol.state import check_batch
 
 __all__ = ["all_gather_data_proto"]
 
@@ -27,6 +28,7 @@ def all_gather_data_proto(data: DataProto, process_group: Any = None) -> None:
         MissingColumnsError, ColumnMismatchError, MetaConflictError: the batches do not fit together; `data`
             is then as it was.
     """
+    check_batch(data)
     whole = DataProto.concat(_of_all_ranks(data, process_group))
     device = _device_of(data)
     data._become(whole if device is None else whole.to(device))

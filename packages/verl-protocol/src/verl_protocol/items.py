@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
 from verl_protocol import jagged
-from verl_protocol.columns import column_of, jagged_of
+from verl_protocol.columns import column_of, column_of_tensors
 from verl_protocol.conversion import list_of_dict_to_dict_of_list, row_of
 from verl_protocol.equality import equal
-from verl_protocol.errors import NothingToConcatError, RaggedRowsError
+from verl_protocol.errors import NothingToConcatError
 from verl_protocol.metadata import METRICS, copy_meta, merge_meta
-from verl_protocol.state import BatchField, BatchState
+from verl_protocol.state import BatchField, BatchState, check_batch
 
 if TYPE_CHECKING:
     from verl_protocol.batch import DataProto
@@ -72,21 +70,14 @@ def collate_fn(items: Sequence[DataProtoItem]) -> DataProto:
 
     if not items:
         raise NothingToConcatError
+    for item in items:
+        check_batch(item)
     ragged, kinds = items[0].__dict__.get("_kinds", ({}, {}))
     held = list_of_dict_to_dict_of_list([item._columns() for item in items])
-    tensors = {key: _stacked(key, rows, ragged.get(key)) for key, rows in held.items()}
+    tensors = {key: column_of_tensors(key, rows, ragged.get(key)) for key, rows in held.items()}
     objects = list_of_dict_to_dict_of_list([item.non_tensor_batch for item in items])
     arrays = {key: column_of(rows, kinds.get(key)) for key, rows in objects.items()}
     # Metrics belong to the whole batch that the rows come from, so they count once and not once per row.
     meta = merge_meta([item.meta_info for item in items], {METRICS: "first"})
     has_batch = any(item._has_batch() for item in items)
     return DataProto._make(tensors if has_batch else None, len(items), arrays, meta, items[0]._batch_device())
-
-
-def _stacked(key: str, rows: Sequence[torch.Tensor], dim: int | None) -> torch.Tensor:
-    if dim is not None:
-        return jagged_of(rows, dim)
-    shapes = [tuple(row.shape) for row in rows]
-    if len(set(shapes)) > 1:
-        raise RaggedRowsError(key, shapes)
-    return torch.stack(list(rows))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
+import numpy as np
 import torch
 
 from verl_protocol import rows
-from verl_protocol.errors import IteratorOptionError, UnevenMiniBatchError
+from verl_protocol.errors import IteratorOptionError, NotADictError, ShuffleSourceError, UnevenMiniBatchError
 
 if TYPE_CHECKING:
     from verl_protocol.batch_rows import BatchRows
@@ -44,6 +45,8 @@ def make_iterator(
 
 
 def _checked_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise NotADictError("dataloader_kwargs", given)
     options = {**_OPTIONS, **(given or {})}
     if unknown := sorted(set(options) - set(_OPTIONS)):
         raise IteratorOptionError(unknown, list(_OPTIONS))
@@ -52,11 +55,14 @@ def _checked_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
     return options
 
 
-def _generator(seed: int | None, given: torch.Generator | None) -> torch.Generator:
+def _generator(seed: Any, given: Any) -> torch.Generator:
+    odd = seed is not None and not isinstance(seed, (int, np.integer))
+    if odd or not isinstance(given, (torch.Generator, type(None))) or None not in (seed, given):
+        raise ShuffleSourceError(seed, given)
     if given is not None and seed is None:
         return given
     # Without a seed the order follows torch.manual_seed, at the price of one draw from the global generator.
-    drawn = int(torch.randint(2**62, ())) if seed is None else seed
+    drawn = int(torch.randint(2**62, ())) if seed is None else int(seed)
     return torch.Generator().manual_seed(drawn)
 
 

@@ -8,6 +8,7 @@ from the tensor and never guessed from shapes.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeGuard
 
@@ -38,7 +39,9 @@ class JaggedParts(NamedTuple):
 
 def is_jagged(value: object) -> TypeGuard[torch.Tensor]:
     """Whether `value` is a nested tensor of the jagged layout."""
-    return isinstance(value, torch.Tensor) and value.is_nested and value.layout is torch.jagged
+    # Asking for `value.layout` would import torch.distributed.tensor.
+    module = sys.modules.get("torch.nested._internal.nested_tensor")
+    return module is not None and isinstance(value, module.NestedTensor)
 
 
 def jagged_parts(tensor: torch.Tensor) -> JaggedParts:
@@ -60,7 +63,28 @@ def build_jagged(
     values: torch.Tensor, offsets: torch.Tensor, dim: int, lengths: torch.Tensor | None = None
 ) -> torch.Tensor:
     """A jagged tensor over `values`, whose rows differ along `dim`."""
-    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=dim)
+    if values.requires_grad:
+        return jagged_view(values, offsets, dim, lengths)
+    # torch calls this itself when it unpickles one. `nested_tensor_from_jagged` takes ten times as long; its
+    # first call imports sympy and torch.distributed.tensor (seconds) and logs a line about tracing.
+    from torch.nested._internal.nested_tensor import NestedTensor
+
+    made: torch.Tensor = NestedTensor(values=values, offsets=offsets, lengths=lengths, _ragged_idx=dim)
+    return made
+
+
+def jagged_view(
+    values: torch.Tensor,
+    offsets: torch.Tensor,
+    dim: int,
+    lengths: torch.Tensor | None = None,
+    min_length: int | None = None,
+    max_length: int | None = None,
+) -> torch.Tensor:
+    """As `build_jagged`, but a view that autograd knows: gradients flow, and writes count for `values`."""
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets, lengths, jagged_dim=dim, min_seqlen=min_length, max_seqlen=max_length
+    )
 
 
 def num_jagged_rows(tensor: torch.Tensor) -> int:
@@ -97,6 +121,8 @@ def _view(parts: JaggedParts, start: int, stop: int, first: int, last: int) -> t
 def take_jagged(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """The rows named by `index` (int64, not negative), gathered in one go; gaps are left behind."""
     parts = jagged_parts(tensor)
+    if _has_long_rows(parts):
+        return _take_row_by_row(compact_parts(tensor), index.tolist())
     index = index.to(parts.offsets.device)
     lengths = parts.row_lengths.index_select(0, index)
     offsets = offsets_of(lengths)
@@ -113,6 +139,29 @@ def _repeated(values: torch.Tensor, times: torch.Tensor, total: int) -> torch.Te
         return torch.repeat_interleave(values, times, output_size=total)
     # torch wakes all its threads for this, however few rows there are: milliseconds on a busy machine.
     return torch.from_numpy(np.repeat(values.numpy(), times.numpy()))
+
+
+_LONG_ROW_BYTES = 512
+"""From this mean length on, copying rows one by one beats a gather, whose index has 8 bytes per entry."""
+
+
+def _has_long_rows(parts: JaggedParts) -> bool:
+    num_rows = parts.offsets.numel() - 1
+    return (
+        parts.values.is_cpu
+        and parts.lengths is None
+        and parts.values.nbytes >= num_rows * _LONG_ROW_BYTES > 0
+    )
+
+
+def _take_row_by_row(parts: JaggedParts, index: list[int]) -> torch.Tensor:
+    lengths = parts.offsets.diff()
+    if not index:
+        return build_jagged(parts.values.narrow(parts.dim - 1, 0, 0), parts.offsets[:1] * 0, parts.dim)
+    pieces = torch.split(as_plain(parts.values), lengths.tolist(), parts.dim - 1)
+    values = concat_dense([pieces[row] for row in index], parts.dim - 1)
+    taken = offsets_of(lengths[torch.tensor(index)])
+    return build_jagged(of_dtype(values, parts.values.dtype), taken, parts.dim)
 
 
 def concat_jagged(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

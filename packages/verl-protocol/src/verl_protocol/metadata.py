@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
 from verl_protocol.equality import equal
-from verl_protocol.errors import MetaConflictError, MetricsError, UnknownRuleError
+from verl_protocol.errors import MetaConflictError, MetricsError, NotADictError, UnknownRuleError
 
 METRICS = "metrics"
 """The one key of meta_info that concat joins by itself."""
@@ -28,6 +28,8 @@ _COPIED = (dict, list, set, OrderedDict, defaultdict)
 
 def copy_meta(meta: Mapping[str, Any] | None) -> dict[str, Any]:
     """`meta` with every dict, list and set in it copied, and everything else as it is."""
+    if meta is not None and not isinstance(meta, Mapping):
+        raise NotADictError("meta_info", meta)
     if not meta:
         return {}
     memo: dict[int, Any] = {}
@@ -71,6 +73,9 @@ def merge_meta(
     >>> merge_meta([{"seconds": 1.0}, {"seconds": 3.0}], merge={"seconds": "max"})
     {'seconds': 3.0}
     """
+    for key, rule in (merge or {}).items():
+        if not callable(rule) and rule not in _RULES:
+            raise UnknownRuleError(key, rule, [*_RULES])
     held: dict[str, list[tuple[int, Any]]] = {}
     for part, meta in enumerate(metas):
         for key, value in meta.items():

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from verl_protocol import nested, rows
+from verl_protocol.errors import DeviceNameError
 
 if TYPE_CHECKING:
     from verl_protocol.state import BatchState
@@ -21,7 +22,7 @@ def to_device(data: S, device: torch.device | str | int, objects: bool) -> S:
 
     Copies are finished when this returns: nothing is copied in the background.
     """
-    target = torch.empty(0, device=device).device
+    target = torch.empty(0, device=_known_device(device)).device
     columns = data._columns()
     tensors = rows.keep_shared(
         rows.sharing(columns), {key: column.to(target) for key, column in columns.items()}
@@ -34,6 +35,13 @@ def to_device(data: S, device: torch.device | str | int, objects: bool) -> S:
     data._set_columns(tensors if has_batch else None, count, target if has_batch else None)
     data.non_tensor_batch = dict(arrays)
     return data
+
+
+def _known_device(device: Any) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise DeviceNameError(device, str(error).split(":")[0]) from None
 
 
 def _moved_column(column: NDArray[Any], device: torch.device, memo: dict[int, Any]) -> NDArray[Any]:

@@ -8,21 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from verl_protocol import jagged, rows
-from verl_protocol.columns import jagged_of
-from verl_protocol.errors import NothingToConcatError, RaggedRowsError
+from verl_protocol.columns import column_of_tensors
+from verl_protocol.errors import NothingToConcatError
 from verl_protocol.schema import check_schema
+from verl_protocol.tensordict_batch import checked_tensordict
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
-
-
-class RaggedDimError(ValueError):
-    """A ragged dimension that rows do not have."""
-
-    def __init__(self, ragged_idx: int, num_dims: int) -> None:
-        super().__init__(
-            f"ragged_idx counts from 1 (a row's first dimension) to {num_dims} (its last), got {ragged_idx}"
-        )
 
 
 def nested_tensor_from_tensor_list(
@@ -37,23 +29,14 @@ def nested_tensor_from_tensor_list(
 
     Raises:
         RaggedDimError: rows do not have that dimension.
-        RaggedRowsError: rows differ in another dimension.
+        RaggedRowsError, ColumnMismatchError: rows differ in another dimension, or in their dtype.
         NothingToConcatError: no rows.
 
     >>> rows = [torch.zeros(4, 3), torch.zeros(4, 3)]
     >>> nested_tensor_from_tensor_list(rows).offsets()
     tensor([0, 3, 6])
     """
-    if not tensors:
-        raise NothingToConcatError
-    num_dims = tensors[0].ndim
-    dim = num_dims if ragged_idx is None else ragged_idx
-    if not 1 <= dim <= num_dims:
-        raise RaggedDimError(dim, num_dims)
-    shapes = [tuple(tensor.shape) for tensor in tensors]
-    if len({shape[: dim - 1] + shape[dim:] for shape in shapes}) > 1 or len(set(map(len, shapes))) > 1:
-        raise RaggedRowsError("tensors", shapes)
-    return jagged_of(tensors, dim)
+    return column_of_tensors("tensors", tensors, "last" if ragged_idx is None else ragged_idx)
 
 
 def concat_nested_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -75,7 +58,7 @@ def maybe_fix_3d_position_ids(data: TensorDict) -> None:
     Rows of equal shape do not tell which of their dimensions is ragged, and some tools take the first, or
     forget. Position ids of other forms stay as they are.
     """
-    value: Any = data.get("position_ids", None)
+    value: Any = checked_tensordict("data", data).get("position_ids", None)
     if jagged.is_jagged(value) and value.ndim == 3 and jagged.ragged_dim(value) == 1:
         fixed = _ragged_in_last(jagged.jagged_parts(value))
         if fixed is not None:

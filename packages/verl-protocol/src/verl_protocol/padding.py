@@ -15,6 +15,7 @@ import torch
 
 from verl_protocol import jagged, nested, rows
 from verl_protocol.errors import NoRowToPadWithError, PadPolicyError, UnpadError
+from verl_protocol.state import check_batch
 
 if TYPE_CHECKING:
     from verl_protocol.batch import DataProto
@@ -79,6 +80,7 @@ def pad_dataproto_to_divisor(
     >>> padded.batch["a"].tolist(), pad_size
     ([0, 1, 2, 0], 1)
     """
+    check_batch(data)
     divisor = rows.whole_number("size_divisor", size_divisor, 1)
     padded = pad_rows(data, -len(data) % divisor, policy)
     if mask_key is not None:
@@ -136,6 +138,7 @@ def unpad_dataproto(data: B, pad_size: SupportsIndex) -> B:
         InvalidCountError: `pad_size` is negative.
         UnpadError: `pad_size` is more than the batch has.
     """
+    check_batch(data)
     pad_size = rows.whole_number("pad_size", pad_size, 0)
     if pad_size > len(data):
         raise UnpadError(pad_size, len(data))

@@ -24,7 +24,7 @@ def even_sizes(num_rows: int, num_parts: SupportsIndex) -> list[int]:
     [2, 1, 1, 1]
     """
     parts = whole_number("num_parts", num_parts, 1)
-    least, larger = divmod(num_rows, parts)
+    least, larger = divmod(whole_number("num_rows", num_rows, 0), parts)
     return [least + 1] * larger + [least] * (parts - larger)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from verl_protocol import nested, rows
 from verl_protocol.errors import FoldError, RepeatCountsError, UnknownKeyError
 from verl_protocol.metadata import without_metrics
 from verl_protocol.selecting import Keys, key_list
+from verl_protocol.state import check_batch
 
 if TYPE_CHECKING:
     from verl_protocol.batch_rows import BatchRows
@@ -43,6 +44,7 @@ def _copy_objects(column: NDArray[Any]) -> None:
 def sample_level_repeat(data: B, repeat_times: Any) -> B:
     """Row i `repeat_times[i]` times."""
     given = repeat_times.tolist() if isinstance(repeat_times, (torch.Tensor, np.ndarray)) else repeat_times
+    given = given if isinstance(given, Iterable) else [given]
     counts = [rows.whole_number("repeat_times", times, 0) for times in given]
     if len(counts) != data._row_count():
         raise RepeatCountsError(data._row_count(), len(counts))
@@ -105,6 +107,7 @@ def fold_batch_dim(data: B, new_batch_size: SupportsIndex) -> B:
     >>> fold_batch_dim(data, 2).batch["a"].tolist()
     [[0, 1], [2, 3]]
     """
+    check_batch(data)
     new, count = rows.whole_number("new_batch_size", new_batch_size, 1), len(data)
     if count % new:
         raise FoldError(
@@ -119,6 +122,7 @@ def unfold_batch_dim(data: B, batch_dims: SupportsIndex = 2) -> B:
     Raises:
         FoldError: a column has fewer dimensions, or columns differ in them.
     """
+    check_batch(data)
     dims = rows.whole_number("batch_dims", batch_dims, 1)
     if dims == 1:
         return data.slice()
@@ -168,6 +172,9 @@ def _group_values(data: BatchRows, key: str) -> Sequence[Hashable]:
     # All NaNs are one group: NaN differs from itself, so a dict would keep each apart.
     nan = float("nan")
     values = [nan if isinstance(value, float) and value != value else value for value in column.tolist()]
-    if unhashable := [value for value in values if not isinstance(value, Hashable)]:
-        raise FoldError(key, f"cannot group by {type(unhashable[0]).__name__} values: they are not hashable")
+    for value in values:
+        try:
+            hash(value)
+        except TypeError as error:
+            raise FoldError(key, f"cannot group by {type(value).__name__} values: {error}") from None
     return values

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from verl_protocol.errors import KeyListError, RenameCollisionError, UnknownKeyError
+from verl_protocol.errors import KeyListError, KeyTypeError, RenameCollisionError, UnknownKeyError
 
 if TYPE_CHECKING:
     from verl_protocol.state import BatchState
@@ -20,10 +20,21 @@ TENSOR, NON_TENSOR, META = "tensor column", "non-tensor column", "meta_info key"
 
 
 def key_list(keys: Keys) -> list[str]:
-    """`keys` as a list without duplicates: a string is one key, None is no key."""
+    """`keys` as a list without duplicates: a string is one key, None is no key.
+
+    Raises:
+        KeyTypeError: something else than strings.
+    """
     if keys is None:
         return []
-    return [keys] if isinstance(keys, str) else list(dict.fromkeys(keys))
+    if isinstance(keys, str):
+        return [keys]
+    if not isinstance(keys, Iterable):
+        raise KeyTypeError(keys)
+    named: list[Any] = list(keys)
+    if odd := [key for key in named if not isinstance(key, (str, tuple))]:
+        raise KeyTypeError(odd[0])
+    return list(dict.fromkeys(named))
 
 
 def pick(source: Mapping[str, Any], keys: Keys, kind: str, missing_ok: bool = False) -> dict[str, Any]:
@@ -70,8 +81,8 @@ def _without(source: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, A
 
 def rename(data: S, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> S:
     """Rename columns of either kind, all at once, so that names may be swapped."""
-    old, new = key_list(old_keys), [new_keys] if isinstance(new_keys, str) else list(new_keys)
-    if len(old) != len(new) or len(set(new)) != len(new):
+    old, new = key_list(old_keys), key_list(new_keys)
+    if len(old) != len(new) or len(old) != _count(old_keys) or len(new) != _count(new_keys):
         raise KeyListError(old_keys, new_keys)
     tensors, arrays = data._columns(), data.non_tensor_batch
     known = [*tensors, *arrays]
@@ -82,6 +93,10 @@ def rename(data: S, old_keys: str | Sequence[str], new_keys: str | Sequence[str]
     names = dict(zip(old, new, strict=True))
     data._replace(_renamed(tensors, names), _renamed(arrays, names), data.meta_info, data._checked_rows())
     return data
+
+
+def _count(keys: str | Sequence[str] | None) -> int:
+    return 0 if keys is None else 1 if isinstance(keys, str) else len(keys)
 
 
 def _renamed(columns: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 
 from verl_protocol.jagged import is_jagged, jagged_parts
 from verl_protocol.nested import is_tensordict, rows_of, set_stack
-from verl_protocol.tensordict_batch import is_data, is_stack, set_data
+from verl_protocol.tensordict_batch import checked_tensordict, is_data, is_stack, set_data
 from verl_protocol.wire_buffer import as_tensor, incoming, tensor_bytes
 from verl_protocol.wire_tensor import dtype_name, dtype_named, is_dense, restore_jagged
 
@@ -68,6 +68,7 @@ def deserialize_single_tensor(serialized: tuple[str, Any, Any]) -> torch.Tensor:
 
 def serialize_tensordict(td: TensorDict) -> tuple[tuple[int, ...], str | None, dict[str, tuple[str, Any]]]:
     """`(batch_size, device, items)` of a TensorDict; each item is the name of its form and its content."""
+    checked_tensordict("td", td)
     device = None if td.device is None else str(td.device)
     return tuple(td.batch_size), device, {key: _serialize(entry) for key, entry in td.items()}
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, cast, overload
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from verl_protocol import nested, rows
-from verl_protocol.errors import BatchTypeError, RowCountError
+from verl_protocol.errors import BatchTypeError, ColumnTypeError, NotBatchesError, RowCountError
 from verl_protocol.indexing import RowIndex
 from verl_protocol.metadata import copy_meta
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 CORE_ATTRIBUTES = frozenset(
-    ["_tensors", "_tensordict", "_num_rows", "_device", "non_tensor_batch", "meta_info"]
+    ["_tensors", "_tensordict", "_built_here", "_num_rows", "_device", "non_tensor_batch", "meta_info"]
 )
 
 PAD_MASK = "pad mask of verl_protocol"
@@ -58,6 +59,7 @@ class BatchState:
     # Defaults live on the class because the __init__ of a dataclass that inherits DataProto sets fields only.
     _tensors: dict[str, torch.Tensor] | None = None
     _tensordict: TensorDict | None = None
+    _built_here: bool = False
     _num_rows: int = 0
     _device: torch.device | None = None
     _auto_padding: bool = False
@@ -74,7 +76,7 @@ class BatchState:
             built = TensorDict(dict(tensors), batch_size=batch_size, device=self._device)
             # setdefault: of two threads that build at once, both must go on with the same one.
             self.__dict__.setdefault("_tensordict", built)
-            self._tensors = None
+            self._tensors, self._built_here = None, True
         return self._tensordict
 
     def _write_batch(self, value: Any) -> None:
@@ -84,7 +86,7 @@ class BatchState:
         if value is not None and not nested.is_tensordict(value):
             raise BatchTypeError(value)
         self.__dict__.pop("_tensordict", None)
-        self._tensors = None
+        self._tensors, self._built_here = None, False
         if value is not None:
             self._tensordict = value
 
@@ -120,9 +122,11 @@ class BatchState:
         return self._num_rows
 
     def _checked_rows(self) -> int:
-        """The number of rows, after checking that every non-tensor column has as many."""
+        """The number of rows, after checking that every non-tensor column is an array of as many."""
         count = self._row_count()
         for key, column in self.non_tensor_batch.items():
+            if not isinstance(column, np.ndarray):
+                raise ColumnTypeError(key, column, "a non-tensor column must be an array")
             if len(column) != count:
                 raise RowCountError({"batch" if self._has_batch() else "the others": count, key: len(column)})
         return count
@@ -185,9 +189,16 @@ class BatchState:
         meta: Mapping[str, Any],
         num_rows: int,
     ) -> None:
-        """Go on with other columns of the same rows; containers that others may hold stay as they are."""
-        device = self._batch_device()
-        self._set_columns(tensors if self._has_batch() else None, num_rows, device)
+        """Go on with other columns of the same rows.
+
+        The TensorDict that `.batch` built stays the one, so whoever holds it sees the change. What the user
+        has handed in may be in other hands too: it stays as it is, and a new container takes its place.
+        """
+        held = self._tensordict
+        if held is not None and self._built_here and _is_writable(held, tensors):
+            _rewrite(held, tensors)
+        else:
+            self._set_columns(tensors if self._has_batch() else None, num_rows, self._batch_device())
         self.non_tensor_batch, self.meta_info = non_tensors, copy_meta(meta)
 
     def _become(self, other: BatchState) -> None:
@@ -196,6 +207,34 @@ class BatchState:
         self._set_columns(tensors, other._row_count(), other._batch_device())
         self.non_tensor_batch, self.meta_info = other.non_tensor_batch, other.meta_info
         self._auto_padding, self._pad_mask = other._auto_padding, other._pad_mask
+
+
+def _is_writable(tensordict: TensorDict, tensors: Mapping[str, Any]) -> bool:
+    """Whether columns can be put into this TensorDict itself without fail."""
+    from tensordict import TensorDict
+
+    plain = type(tensordict) is TensorDict and not tensordict.is_locked
+    return plain and all(isinstance(value, torch.Tensor) for value in tensors.values())
+
+
+def _rewrite(tensordict: TensorDict, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Make `tensors` the entries of this TensorDict, so that whoever holds it sees them."""
+    held = dict(tensordict.items())
+    for key in [key for key, value in held.items() if tensors.get(key) is not value]:
+        tensordict.del_(key)
+    for key, value in tensors.items():
+        if held.get(key) is not value:
+            tensordict.set(key, value)
+
+
+def check_batch(value: object) -> None:
+    """Raises if `value` is no batch.
+
+    Raises:
+        NotBatchesError: it is none.
+    """
+    if not isinstance(value, BatchState):
+        raise NotBatchesError([type(value).__name__], is_batch=False)
 
 
 RowOperation = Callable[[Mapping[str, Any]], dict[str, Any]]

@@ -13,19 +13,12 @@ import numpy as np
 import torch
 
 from verl_protocol.batch import DataProto
-from verl_protocol.errors import NothingToConcatError
+from verl_protocol.errors import LoneTensorDictError, NotATensorDictError, NothingToConcatError
 from verl_protocol.metadata import copy_meta
 from verl_protocol.nested import is_tensordict, object_column, rows_of, set_stack
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
-
-
-class NotATensorDictError(TypeError):
-    """Something else in the place of a TensorDict."""
-
-    def __init__(self, argument: str, value: object) -> None:
-        super().__init__(f"{argument} must be a TensorDict, got {type(value).__name__}")
 
 
 def checked_tensordict(argument: str, value: Any) -> TensorDict:
@@ -45,10 +38,10 @@ def checked_parts(data: Sequence[Any]) -> list[TensorDict]:
 
     Raises:
         NothingToConcatError: an empty list.
-        NotATensorDictError: something else among them.
+        LoneTensorDictError, NotATensorDictError: no list of them.
     """
     if is_tensordict(data):
-        raise NotATensorDictError("an entry of data", data[:1])
+        raise LoneTensorDictError
     if not len(data):
         raise NothingToConcatError
     return [checked_tensordict(f"data[{place}]", part) for place, part in enumerate(data)]

@@ -9,14 +9,13 @@ import torch
 
 from verl_protocol import jagged
 from verl_protocol.batch import DataProto
-from verl_protocol.columns import column_of
+from verl_protocol.columns import column_of, column_of_tensors
 from verl_protocol.conversion import list_of_dict_to_dict_of_list
 from verl_protocol.equality import columns_equal, equal, first_difference
-from verl_protocol.errors import MissingValueError, NothingToConcatError, RaggedRowsError
+from verl_protocol.errors import MissingValueError, NothingToConcatError
 from verl_protocol.indexing import IndexLike
 from verl_protocol.metadata import METRICS, flatten_metrics
 from verl_protocol.nested import is_tensordict, set_stack
-from verl_protocol.nested_tensors import nested_tensor_from_tensor_list
 from verl_protocol.padding import pad_dataproto_to_divisor, unpad_dataproto
 from verl_protocol.tensordict_batch import (
     as_batch,
@@ -150,6 +149,7 @@ def contiguous(data: TensorDict) -> TensorDict:
     """The same entries, with every tensor contiguous in memory."""
     from tensordict import TensorDict
 
+    checked_tensordict("data", data)
     made = TensorDict({}, batch_size=data.batch_size, device=data.device)
     for key, entry in data.items():
         if is_stack(entry):
@@ -202,12 +202,8 @@ def _column_of(key: str, values: list[Any], ragged: Collection[str] | None) -> A
     for row, value in enumerate(values):
         if not isinstance(value, torch.Tensor):
             raise MissingValueError(key, row, value)
-    if key in ragged if ragged is not None else values[0].ndim > 0:
-        return nested_tensor_from_tensor_list(values)
-    shapes = [tuple(value.shape) for value in values]
-    if len(set(shapes)) > 1:
-        raise RaggedRowsError(key, shapes)
-    return torch.stack(values)
+    is_ragged = key in ragged if ragged is not None else values[0].ndim > 0
+    return column_of_tensors(key, values, "last" if is_ragged else None)
 
 
 def assert_tensordict_eq(td1: TensorDict, td2: TensorDict) -> None:

@@ -20,7 +20,7 @@ import torch
 from verl_protocol.wire_buffer import Readers, ready_buffers
 from verl_protocol.wire_encoder import Encoder
 from verl_protocol.wire_guard import ReadOnlyWriteError, check_unwritten, watch
-from verl_protocol.wire_tensor import UnknownDtypeError, loading_on
+from verl_protocol.wire_tensor import UnknownDtypeError, counting_writes, loading_on
 from verl_protocol.wire_version import WIRE_VERSION, VersionTag, WireVersionError
 from verl_protocol.wire_walk import nbytes_of
 
@@ -84,8 +84,7 @@ def loads(
     with nullcontext() if device is None else loading_on(device):
         if readers != "read_only":
             return pickle.loads(data, buffers=ready)
-        # Tensors made under inference mode count no writes.
-        with torch.inference_mode(False):
+        with counting_writes():
             return watch(pickle.loads(data, buffers=ready))
 
 

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from verl_protocol.jagged import as_plain
+
 Bytes: TypeAlias = NDArray[np.uint8]
 """Raw bytes as a 1-D numpy array."""
 
@@ -41,7 +43,7 @@ def tensor_bytes(tensor: torch.Tensor) -> Bytes:
     if not plain.is_cpu:
         plain = plain.contiguous().cpu()
     if not plain.is_contiguous():
-        plain = plain.contiguous()
+        plain = as_plain(plain).contiguous().view(plain.dtype)
     if plain.dtype not in _NUMPY_DTYPES:
         plain = plain.reshape(-1).view(torch.uint8)
     array: NDArray[Any] = plain.numpy()
@@ -84,25 +86,26 @@ def ready_buffers(buffers: Iterable[Any], readers: Readers) -> list[ReadyBuffer]
 
 def _ready(buffer: Any, readers: Readers) -> ReadyBuffer:
     view: Bytes = np.frombuffer(buffer, np.uint8)
-    copied = type(buffer) is not bytearray if readers == "many" else not _is_aligned(view)
-    if copied:
-        return view.copy().view(ReadyBuffer)
-    if not view.flags.writeable and readers != "read_only":
-        view = writable_view(view)
+    if readers == "many":
+        return (view if type(buffer) is bytearray else view.copy()).view(ReadyBuffer)
+    address = _address_of(view)
+    if address % _ALIGNMENT:
+        view = view.copy()
+    elif not view.flags.writeable and readers != "read_only":
+        view = writable_view(view, address)
     return view.view(ReadyBuffer)
 
 
-def _is_aligned(view: Bytes) -> bool:
-    address: int = view.__array_interface__["data"][0]
-    return address % _ALIGNMENT == 0
+def _address_of(array: Bytes) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 class _WritableMemory:
     """The memory of a read-only array, offered as writable; it keeps the array alive."""
 
-    def __init__(self, array: Bytes) -> None:
+    def __init__(self, array: Bytes, address: int) -> None:
         self._array = array
-        address = array.__array_interface__["data"][0]
         self.__array_interface__ = {
             "data": (address, False),
             "shape": array.shape,
@@ -111,9 +114,9 @@ class _WritableMemory:
         }
 
 
-def writable_view(array: Bytes) -> Bytes:
+def writable_view(array: Bytes, address: int | None = None) -> Bytes:
     """The same memory as a writable array: torch knows no read-only tensors and warns about such memory."""
-    return np.asarray(_WritableMemory(array))
+    return np.asarray(_WritableMemory(array, _address_of(array) if address is None else address))
 
 
 def as_tensor(data: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verl_protocol.jagged import is_jagged, jagged_parts
+from verl_protocol.jagged import build_jagged, is_jagged, jagged_parts, jagged_view
 from verl_protocol.wire_buffer import array_bytes, as_array, as_tensor, incoming, outgoing, tensor_bytes
 
 Reduction: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -37,6 +37,7 @@ class UnknownDtypeError(ValueError):
 
 class _Target(threading.local):
     device: torch.device | None = None
+    counts_writes: bool = False
 
 
 _target = _Target()
@@ -56,6 +57,18 @@ def loading_on(device: torch.device | str | int | None) -> Iterator[None]:
         yield
     finally:
         _target.device = before
+
+
+@contextmanager
+def counting_writes() -> Iterator[None]:
+    """What this thread unpickles inside the block counts in-place writes, as `wire_guard` needs it."""
+    before, _target.counts_writes = _target.counts_writes, True
+    try:
+        # Tensors made under inference mode count no writes.
+        with torch.inference_mode(False):
+            yield
+    finally:
+        _target.counts_writes = before
 
 
 def reduce_tensor(tensor: torch.Tensor, protocol: int, part: Part) -> Reduction | None:
@@ -178,9 +191,9 @@ def restore_jagged(
     max_length: int | None,
 ) -> torch.Tensor:
     """A jagged tensor from the parts it consists of."""
-    return torch.nested.nested_tensor_from_jagged(
-        values, offsets, lengths, jagged_dim=dim, min_seqlen=min_length, max_seqlen=max_length
-    )
+    if _target.counts_writes or min_length is not None or max_length is not None:
+        return jagged_view(values, offsets, dim, lengths, min_length, max_length)
+    return build_jagged(values, offsets, dim, lengths)
 
 
 def _reduce_strided_nested(tensor: torch.Tensor, part: Part) -> Reduction:
