@@ -43,7 +43,7 @@ def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, A
     return error
 
 
-class _Facts(Exception):  # noqa: N818 - a base, never raised
+class _Facts(Exception):
     """Lets an error that builds its own message cross a process border."""
 
     def __str__(self) -> str:
@@ -352,7 +352,7 @@ class WorkerGroupError(_Facts, RuntimeError):
         return _ranks(self.failed_ranks) if self.failed_ranks else "an unknown rank"
 
 
-class CallTimeout(_Facts, TimeoutError):  # noqa: N818 - public name
+class CallTimeout(_Facts, TimeoutError):
     """A call that did not end in time; `unanswered_ranks` are those still silent.
 
     Attributes:
