@@ -36,6 +36,10 @@ types:
 layers:
     uv run lint-imports
 
+# What this machine or cluster offers, and what will bite.
+doctor *ARGS:
+    uv run python -m verl_ray doctor {{ ARGS }}
+
 # Everything that must be green before a change lands.
 check: lint types layers test
 

@@ -73,3 +73,9 @@ def test_program_runs_and_prints_what_the_page_says(program: Program, tmp_path: 
     assert done.returncode == 0, done.stderr
     if program.prints is not None:
         assert done.stdout == program.prints
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []

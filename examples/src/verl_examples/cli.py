@@ -33,9 +33,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_BAD_INPUT
     try:
         # Only now, so that a mistyped option is answered at once.
-        from verl_examples.run import run
+        from verl_ray import ResourceUnavailable
 
+        from verl_examples.run import run
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    try:
         result = run(settings, questions)
+    except ResourceUnavailable as error:
+        sys.stderr.write(f"{parser.prog}: {error}\n")
+        return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         sys.stderr.write(f"{parser.prog}: stopped; what was measured so far is in {settings.out}\n")
         return EXIT_INTERRUPTED
@@ -61,9 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="verl-ppo", description=__doc__)
     option = parser.add_argument
     option("--algorithm", choices=("ppo", "grpo"), default="ppo", help="default: %(default)s")
-    option(
-        "--backend", choices=("ray", "local"), default="ray", help="Ray workers, or threads of this process"
-    )
+    option("--backend", choices=("ray", "local"), default="ray",
+           help="Ray workers, or threads of this process (default: %(default)s)")  # fmt: skip
     option("--workers", type=int, metavar="N", help=f"data-parallel workers (default: {Settings.workers})")
     option("--gpus", type=int, metavar="N", default=0, help="GPUs, one a worker (default: 0, train on CPUs)")
     option("--steps", type=int, metavar="N", default=Settings.steps, help="default: %(default)s")

@@ -55,7 +55,7 @@ class QuestionFileError(ValueError):
         self.path, self.line = path, line
         place = str(path) if line is None else f"{path}, line {line}"
         example = '{"prompt": "sort 312=", "answer": "123"}'
-        super().__init__(f"{place}: {problem}; a line looks like {example}")
+        super().__init__(f'{place}: {problem}; a line looks like {example}, and may say "part": "held_out"')
 
 
 def read_questions(path: Path) -> Questions:

@@ -17,7 +17,7 @@ from verl_examples.tokenizer import CharTokenizer
 from verl_examples.workers import ActorWorker, CriticWorker, ReferenceWorker, RewardWorker
 
 # A part of a CPU a worker, so that more workers than cores may take turns.
-_ONE_GROUP: dict[str, Any] = {"max_colocate_count": 1, "cpus_per_worker": 0.1, "timeout_s": 60.0}
+_ONE_GROUP: dict[str, Any] = {"max_colocate_count": 1, "cpus_per_worker": 0.1, "timeout_s": 30.0}
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ def _on_ray(
     with ExitStack() as running:
         if not ray.is_initialized():
             running.callback(ray.shutdown)
-            ray.init(logging_level=logging.WARNING)
+            # Ray would mix its own messages, and what workers print, into the result on stdout.
+            ray.init(logging_level=logging.WARNING, log_to_driver=False)
         pool = running.enter_context(RayResourcePool([settings.workers], settings.gpus > 0, **_ONE_GROUP))
         judges = running.enter_context(RayResourcePool([1], use_gpu=False, **_ONE_GROUP))
         # Without waiting for the first group the second starts beside it.

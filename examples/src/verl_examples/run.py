@@ -23,7 +23,7 @@ def run(settings: Settings, questions: Questions) -> dict[str, Any]:
         text for question in questions for text in (question.prompt, question.answer)
     )
     model = ModelConfig(tokenizer.vocabulary_size, questions.prompt_width + questions.answer_width)
-    screen.print(f"starting {settings.workers} workers ({settings.backend}) ...")
+    screen.print(f"starting {settings.workers} worker{'s' * (settings.workers > 1)} ({settings.backend}) ...")
     with running_roles(settings, model, tokenizer, questions.answer_width) as roles:
         trainer = Trainer(roles, questions, tokenizer, settings)
         accuracy_before = trainer.warm_up()
