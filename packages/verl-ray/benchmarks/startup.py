@@ -9,32 +9,13 @@ from typing import Any
 import ray
 import torch
 from benchmark_harness import Aim, Row, medians_ms
+from plain_imports import BatchActor, TorchActor
 from verl_protocol import DataProto
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from workers import BenchWorker
 
 SETTLE_S = 3.0
 AIM = Aim(1.05)
-
-
-class TorchActor:
-    """Imports torch when it is made."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self.threads = torch.get_num_threads()
-
-    def ping(self) -> int:
-        return self.threads
-
-
-class BatchActor(TorchActor):
-    """Imports torch and tensordict when it is made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        import tensordict  # noqa: F401
 
 
 def plain_start(actor_class: type, num_workers: int) -> None:
