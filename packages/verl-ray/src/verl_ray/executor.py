@@ -64,9 +64,8 @@ class Executor:
         """Start every call of the plan; returns at once."""
         self._crew.ready()
         handed_on = options.blocking is False
-        stored = store_shared(plan.shared.values(), _readers_of_shared(plan)) if len(plan.calls) > 1 else {}
         route = self._routes.get(plan.method)
-        packer = Packer(stored, _inline_readers(plan), route is not None and route.materializes)
+        packer = Packer(_stored(plan), _inline_readers(plan), route is not None and route.materializes)
         with_rows = handed_on and plan.collect.kind == "batch"
         remotes = self._remotes_of(plan.method, with_rows)
         generation = self._crew.generation
@@ -199,8 +198,13 @@ def _inline_readers(plan: CallPlan) -> Readers:
     return "read_only" if plan.read_only else "one"
 
 
-def _readers_of_shared(plan: CallPlan) -> Readers:
-    return "read_only" if plan.read_only else "many"
+def _stored(plan: CallPlan) -> dict[int, Any]:
+    """References to the arguments that several ranks get; what lies within an argument travels with it."""
+    if len(plan.calls) < 2:
+        return {}
+    arguments = {id(value) for call in plan.calls for value in (*call.args, *call.kwargs.values())}
+    shared = [each for key, each in plan.shared.items() if key in arguments]
+    return store_shared(shared, "read_only" if plan.read_only else "many")
 
 
 def _answer(plan: CallPlan, call: RankCall, handed_on: bool, with_rows: bool) -> Answer:

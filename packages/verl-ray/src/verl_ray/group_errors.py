@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 
-class _Remade(Exception):  # noqa: N818 - a base, never raised
+class _Remade(Exception):
     """Errors here take facts, not a message; this lets them cross a process border."""
 
     facts: tuple[Any, ...]
