@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+
 from verl_protocol import jagged
 from verl_protocol.columns import column_of, column_of_tensors
 from verl_protocol.conversion import list_of_dict_to_dict_of_list, row_of
@@ -74,10 +76,16 @@ def collate_fn(items: Sequence[DataProtoItem]) -> DataProto:
         check_batch(item)
     ragged, kinds = items[0].__dict__.get("_kinds", ({}, {}))
     held = list_of_dict_to_dict_of_list([item._columns() for item in items])
-    tensors = {key: column_of_tensors(key, rows, ragged.get(key)) for key, rows in held.items()}
+    tensors = {key: _column_of(key, rows, ragged.get(key)) for key, rows in held.items()}
     objects = list_of_dict_to_dict_of_list([item.non_tensor_batch for item in items])
     arrays = {key: column_of(rows, kinds.get(key)) for key, rows in objects.items()}
     # Metrics belong to the whole batch that the rows come from, so they count once and not once per row.
     meta = merge_meta([item.meta_info for item in items], {METRICS: "first"})
     has_batch = any(item._has_batch() for item in items)
     return DataProto._make(tensors if has_batch else None, len(items), arrays, meta, items[0]._batch_device())
+
+
+def _column_of(key: str, rows: Sequence[Any], ragged_dim: int | None) -> torch.Tensor:
+    # Rows of nested TensorDicts and of their non-tensor data know themselves how they are stacked.
+    plain = all(isinstance(row, torch.Tensor) for row in rows)
+    return column_of_tensors(key, rows, ragged_dim) if plain else torch.stack(list(rows))
