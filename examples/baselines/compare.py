@@ -42,7 +42,7 @@ MEANT_TO_AGREE = ("reward", "kl", "actor/loss", "critic/loss", "actor/entropy")
 
 def rate(one: Run) -> float:
     """Samples a second, the median over the steps but the first."""
-    return statistics.median(record["samples_per_s"] for record in one.records[1:] or one.records)
+    return float(statistics.median(record["samples_per_s"] for record in one.records[1:] or one.records))
 
 
 def largest_difference(runs: Sequence[Run]) -> float:
@@ -61,7 +61,9 @@ def speed(workers: int, steps: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds):
             for program in PROGRAMS:
-                runs[program].append(run(program, workers, steps, Path(folder) / f"{program}-{number}"))
+                done = run(program, workers, steps, Path(folder) / f"{program}-{number}")
+                sys.stderr.write(f"{program}, run {number + 1}: {rate(done):.1f} samples/s\n")
+                runs[program].append(done)
     rates = {program: [rate(one) for one in done] for program, done in runs.items()}
     medians = {program: statistics.median(found) for program, found in rates.items()}
     return {

@@ -144,7 +144,9 @@ def measured(case: Case, rounds: int, others: dict[str, dict[str, float]]) -> Ro
     rounds = rounds * 5 if case.work == "small call" else rounds
     found = medians_ms({"ours": case.ours, "plain": case.plain}, rounds, warm_up=4)
     beside = {name: times[case.other_name] for name, times in others.items() if case.other_name in times}
-    return Row(case.work, found["ours"], "plain Ray", found["plain"], case.aim, beside)
+    row = Row(case.work, found["ours"], "plain Ray", found["plain"], case.aim, beside)
+    sys.stderr.write(f"{row.work}: {row.ratio:.2f}\n")
+    return row
 
 
 def run(options: argparse.Namespace, others: dict[str, dict[str, float]]) -> tuple[list[Row], dict[str, Any]]:
