@@ -45,7 +45,8 @@ def _mpiexec(workers: int) -> list[str]:
     if found is None:
         raise MissingMpiError
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return [found, *root, "--oversubscribe", "-n", str(workers)]
+    # Unbound, so that other load on the machine does not slow one rank alone.
+    return [found, *root, "--oversubscribe", "--bind-to", "none", "-n", str(workers)]
 
 
 @dataclass

@@ -23,7 +23,7 @@ def mpi_medians(workers: int, rounds: int, large_rows: int, small_rows: int, wid
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "medians.json"
         sizes = [str(number) for number in (rounds, large_rows, small_rows, width)]
-        ranks = [mpiexec, *root, "--oversubscribe", "-n", str(workers + 1)]
+        ranks = [mpiexec, *root, "--oversubscribe", "--bind-to", "none", "-n", str(workers + 1)]
         subprocess.run([*ranks, sys.executable, "-m", "mpi4py", script, *sizes, str(file)], check=True)
         found: dict[str, float] = json.loads(file.read_text())
     return found
