@@ -96,7 +96,7 @@ def test_roles_whose_names_are_prefixes_of_each_other_do_not_mix(fused: RayWorke
     assert [name for name, *_ in views["a_b"].c()] == ["Critic.c"] * 2
     assert not hasattr(views["a"], "b_b_c")
     assert not hasattr(views["a"], "c")
-    with pytest.raises(KeyError, match="no role x here; roles of this group: a, a_b"):
+    with pytest.raises(KeyError, match="no role 'x' here; roles of this group: 'a', 'a_b'"):
         fused.spawn({"x"})
 
 

@@ -52,7 +52,7 @@ class ModelWorker(Worker, ABC):
         return batch.tensor(name).to(self.device)
 
     def mini_batches(self, batch: DataProto, seed: int) -> Iterator[DataProto]:
-        """This worker's share of each gradient step, over all epochs, shuffled."""
+        """This worker's share of each gradient step, over all epochs, in the order of its rows."""
         share = self.settings.answers_per_update // self.world_size
         yield from batch.make_iterator(share, self.settings.epochs, seed=seed)
 

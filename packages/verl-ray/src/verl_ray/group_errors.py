@@ -104,12 +104,13 @@ class UnknownRolesError(_Remade, KeyError):
         super().__init__(*self.facts)
 
     def __str__(self) -> str:
+        missing = "no role " + ", ".join(map(repr, self.asked)) + " here"
         if not self.known:
             return (
-                f"no role {', '.join(self.asked)} here: the workers hold one class only; make the group from "
+                f"{missing}: the workers hold one class only; make the group from "
                 "create_colocated_worker_cls or create_colocated_worker_cls_fused"
             )
-        return f"no role {', '.join(self.asked)} here; roles of this group: {', '.join(self.known)}"
+        return f"{missing}; roles of this group: {', '.join(map(repr, self.known))}"
 
 
 class NotTheOwnerError(_Remade, RuntimeError):
