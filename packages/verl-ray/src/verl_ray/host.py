@@ -9,9 +9,11 @@ prepares the answer.
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -26,6 +28,8 @@ from verl_ray.rank_env import rank_env
 from verl_ray.rendezvous import HeldRendezvous, Rendezvous, RendezvousRequest, choose_rendezvous
 
 __all__ = ["Assignment", "Host", "WorkerReport", "runner", "runner_name"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class Host:
         os.environ.update(rank_env(info))
         args, kwargs, _ = open_message(message, refs)
         started_at = time.perf_counter()
-        with building(info):
+        with building(info), leaving_ends_the_process():
             _construct(self, args, kwargs)
         self._verl_report = _report(info, self._verl_born_at, time.perf_counter() - started_at)
         return self._verl_report
@@ -160,6 +164,23 @@ def _report(info: RankInfo, born_at: float, constructor_s: float) -> WorkerRepor
     )
 
 
+@contextmanager
+def leaving_ends_the_process() -> Iterator[None]:
+    """Let `sys.exit` in the user's code end the worker's process.
+
+    Left to Ray, such a process was seen to linger, and the driver to wait with it.
+    `ray.actor.exit_actor()` keeps its orderly way.
+    """
+    try:
+        yield
+    except SystemExit as leaving:
+        if getattr(leaving, "is_ray_terminate", False):
+            raise
+        logger.exception("the worker's process ends, as its code called for")
+        logging.shutdown()
+        os._exit(leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None))
+
+
 def runner_name(role_index: int | None, method: str) -> str:
     """The name of a runner; the number of the role keeps (role, method) pairs apart."""
     return f"_verl_run_{method}" if role_index is None else f"_verl_run_{role_index}_{method}"
@@ -170,15 +191,17 @@ def runner(name: str, find: Callable[[Any], Callable[..., Any]], is_async: bool)
 
     def run(self: Any, message: Message = None, /, *refs: Any) -> Any:
         args, kwargs, answer = open_message(message, refs)
-        value = find(self)(*args, **kwargs)
+        with leaving_ends_the_process():
+            value = find(self)(*args, **kwargs)
         check_arguments(args, kwargs, answer)
         return prepare_answer(value, answer)
 
     async def run_async(self: Any, message: Message = None, /, *refs: Any) -> Any:
         args, kwargs, answer = open_message(message, refs)
-        value = find(self)(*args, **kwargs)
-        if inspect.isawaitable(value):
-            value = await value
+        with leaving_ends_the_process():
+            value = find(self)(*args, **kwargs)
+            if inspect.isawaitable(value):
+                value = await value
         check_arguments(args, kwargs, answer)
         return prepare_answer(value, answer)
 

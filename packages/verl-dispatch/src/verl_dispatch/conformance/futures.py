@@ -87,7 +87,7 @@ class TestFutures:
     def test_method_may_resolve_it_itself(self, group: Any) -> None:
         got = group.late(self.future(group))
         assert ids_of(got) == list(range(8))
-        assert set(got.column("kind")) == {"DataProtoFuture"}
+        assert set(got.column("kind")) == {"future"}
 
     def test_references_arrive_as_values(self, backend: Backend, group: Any) -> None:
         references = group.one_to_all.options(blocking=False)("v")

@@ -158,8 +158,8 @@ class ModesWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, materialize_futures=False)
     def late(self, data: Any) -> DataProto:
-        kind = type(data).__name__
-        found = data.get() if isinstance(data, DataProtoFuture) else data
+        is_future = isinstance(data, DataProtoFuture)
+        kind, found = ("future", data.get()) if is_future else ("batch", data)
         return DataProto.from_dict(
             {"i": found.tensor("i")}, {"kind": np.array([kind] * len(found), dtype=object)}
         )
