@@ -243,7 +243,7 @@ class RayWorkerGroup(CrewGroup[GroupWorker]):
             UnknownRolesError: the workers hold no such role.
         """
         classes = roles_of(self._template.user_class)
-        asked = dict.fromkeys(prefix_set)
+        asked = dict.fromkeys([prefix_set] if isinstance(prefix_set, str) else prefix_set)
         unknown = [role for role in asked if role not in classes]
         if unknown:
             raise UnknownRolesError(unknown, classes)
