@@ -21,7 +21,9 @@ MARK = "VERL_EXAMPLES_TEST_RUN"
 
 
 def _start(module: str, *options: str, mark: str = "") -> subprocess.Popen[str]:
-    code = f"import sys; from {module} import main; sys.exit(main())"
+    # Ctrl-C shall work although this process may ignore it, as shells arrange in the background.
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{listen}; import sys; from {module} import main; sys.exit(main())"
     command, environment = [sys.executable, "-c", code, *options], os.environ | {MARK: mark}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)

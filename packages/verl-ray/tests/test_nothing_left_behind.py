@@ -13,8 +13,13 @@ import ray
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(120)]
 
+# Ctrl-C shall work although this process may ignore it, as shells arrange in the background.
 PROGRAM = """
+import signal
 import time
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 import ray
 from verl_dispatch import Dispatch, Worker, register
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
