@@ -11,6 +11,9 @@ import torch
 from verl_examples.cli import EXIT_BAD_INPUT, main
 from verl_examples.model import ModelConfig, Transformer
 
+# torch warns when a checkpoint is loaded in a process that has seen a sparse tensor, as other tests make.
+pytestmark = pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants:UserWarning")
+
 REPORTED = {"step", "reward", "accuracy", "kl", "samples_per_s", "actor/loss", "actor/clipped"}
 
 

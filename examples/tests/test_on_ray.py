@@ -81,10 +81,11 @@ def test_interrupt_ends_the_run_and_all_it_started(tmp_path: Path) -> None:
     assert any("ray::" in command for command in _marked(mark)), "the workers carry the mark"
 
     run.send_signal(signal.SIGINT)
-    try:
-        stdout, stderr = run.communicate(timeout=60)
-    finally:
-        run.kill()
+    with run:
+        try:
+            stdout, stderr = run.communicate(timeout=60)
+        finally:
+            run.kill()
 
     assert run.returncode == EXIT_INTERRUPTED, stderr
     assert "stopped" in stderr
