@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
+import ray
 import torch
-from verl_dispatch import CallTimeout, Dispatch, Worker, register
+from verl_dispatch import CallTimeout, Dispatch, Worker, WorkerGroupError, register
 from verl_protocol import DataProto
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
@@ -87,3 +89,108 @@ def test_a_deadline_ends_a_running_async_method(group: RayWorkerGroup[Mixed]) ->
     begin = time.monotonic()
     assert group.step() == [["s", "step"]] * 2
     assert time.monotonic() - begin < 20
+
+
+class Server(Worker):
+    """A worker whose event loop serves a background task, as a rollout engine does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+        self.ticks = 0
+        self.constructed_in = threading.current_thread()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def start(self) -> None:
+        self.ticking = asyncio.create_task(self._tick())
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(0.01)
+            self.ticks += 1
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def ticks_so_far(self) -> int:
+        return self.ticks
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    async def note_async(self, number: int) -> int:
+        self.seen.append(number)
+        return number
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def note(self, number: int) -> int:
+        self.seen.append(number)
+        return number
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def seen_so_far(self) -> list[int]:
+        return self.seen
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def in_the_thread_of_the_constructor(self) -> bool:
+        return threading.current_thread() is self.constructed_in
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def refuses(self) -> None:
+        raise LookupError("no such prompt")
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def puts_and_gets(self) -> tuple[int, int]:
+        reference = ray.put(3)
+        return ray.get(reference), await reference
+
+    @staticmethod
+    async def doubled(number: int) -> int:
+        return 2 * number
+
+    @classmethod
+    async def named(cls) -> str:
+        return cls.__name__
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def calls_its_own(self) -> tuple[int, str, int]:
+        return await self.doubled(4), await self.named(), await self.note_async(5)
+
+
+@pytest.fixture(scope="module")
+def server(pool: RayResourcePool) -> Iterator[RayWorkerGroup[Server]]:
+    with RayWorkerGroup(pool, RayClassWithInitArgs(Server)) as started:
+        yield started
+
+
+def test_sync_and_async_calls_never_overtake_each_other(server: RayWorkerGroup[Server]) -> None:
+    for number in range(300):
+        (server.note_async if number % 3 else server.note)(number)
+    assert server.seen_so_far() == [list(range(300))] * 2
+
+
+def test_background_tasks_go_on_between_calls(server: RayWorkerGroup[Server]) -> None:
+    server.start()
+    deadline = time.monotonic() + 30
+    while min(server.ticks_so_far()) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert min(server.ticks_so_far()) >= 3
+
+
+def test_sync_methods_run_where_the_constructor_ran(server: RayWorkerGroup[Server]) -> None:
+    assert server.in_the_thread_of_the_constructor() == [True, True]
+
+
+def test_an_async_method_fails_as_itself(server: RayWorkerGroup[Server]) -> None:
+    with pytest.raises(WorkerGroupError) as caught:
+        server.refuses()
+    assert isinstance(caught.value.errors[0].cause, LookupError)
+    assert "no such prompt" in str(caught.value)
+
+
+def test_ray_works_inside_async_methods(server: RayWorkerGroup[Server]) -> None:
+    assert server.puts_and_gets() == [(3, 3)] * 2
+
+
+def test_async_methods_call_each_other(server: RayWorkerGroup[Server]) -> None:
+    assert server.calls_its_own() == [(8, "Server", 5)] * 2
+
+
+def test_an_actor_handle_gives_the_value_of_an_async_method(server: RayWorkerGroup[Server]) -> None:
+    assert ray.get(server.workers[0].note_async.remote(7), timeout=30) == 7

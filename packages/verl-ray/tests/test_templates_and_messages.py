@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+from ray._private.async_compat import has_async_methods
 from verl_dispatch import Dispatch, Worker, register
 from verl_dispatch.plan import RankCall
 from verl_dispatch.rank_info import RankInfo
@@ -62,12 +63,12 @@ def test_options_of_remote_are_kept_and_later_ones_win() -> None:
     assert again.args == ("x",)
 
 
-def test_async_classes_run_one_call_at_a_time_unless_asked() -> None:
+def test_async_classes_make_asyncio_actors_only_where_calls_may_interleave() -> None:
     template: RayClassWithInitArgs[Any] = RayClassWithInitArgs(AsyncSample)
-    assert template.actor_options()["max_concurrency"] == 1
+    assert not has_async_methods(template.actor_class().__ray_metadata__.modified_class)
     template.update_options({"max_concurrency": 9})
     assert template.actor_options()["max_concurrency"] == 9
-    assert "max_concurrency" not in RayClassWithInitArgs(Sample, "x").actor_options()
+    assert has_async_methods(template.actor_class().__ray_metadata__.modified_class)
     assert is_async_class(create_colocated_worker_cls({"a": RayClassWithInitArgs(AsyncSample)}).user_class)
 
 

@@ -9,7 +9,7 @@ import ray
 from verl_dispatch.colocate import ColocatedWorker
 from verl_dispatch.resource_pool import ClassWithInitArgs, W_co
 
-from verl_ray.actor_class import derive_actor_class, is_async_class, user_class_of
+from verl_ray.actor_class import derive_actor_class, user_class_of
 from verl_ray.group_errors import RestartsRefusedError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
         self.fused_worker_used = False
         self._options: dict[str, Any] = {}
         self._additional_resource: dict[str, float] = {}
-        self._actor_class: Any = None
+        self._actor_classes: dict[bool, Any] = {}
 
     def update_options(self, options: Mapping[str, Any]) -> None:
         """Add options for the actors, the same as `ray.remote` takes; later ones win."""
@@ -86,16 +86,15 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
         options = self.user_options()
         if options.get("max_restarts"):
             raise RestartsRefusedError(self.user_class.__name__, options["max_restarts"])
-        if is_async_class(self.user_class):
-            # Ray would let the calls of such a class interleave; one at a time unless the user asks for more.
-            options.setdefault("max_concurrency", 1)
         return options
 
     def actor_class(self) -> Any:
         """The class that Ray instantiates; made once, so that it is exported once."""
-        if self._actor_class is None:
-            self._actor_class = ray.remote(derive_actor_class(self.user_class))
-        return self._actor_class
+        interleaves = (self.user_options().get("max_concurrency") or 1) > 1
+        if interleaves not in self._actor_classes:
+            derived = derive_actor_class(self.user_class, interleaves=interleaves)
+            self._actor_classes[interleaves] = ray.remote(derived)
+        return self._actor_classes[interleaves]
 
     def constructor_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the set-up call passes to the constructor; for colocated roles their specifications."""
@@ -108,4 +107,4 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
         return self.actor_class().options(**options).remote()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_actor_class": None}
+        return {**self.__dict__, "_actor_classes": {}}

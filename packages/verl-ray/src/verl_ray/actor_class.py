@@ -11,6 +11,7 @@ from typing import Any
 from verl_dispatch.colocate import ColocatedWorker
 from verl_dispatch.register import MAGIC_ATTR, register_options
 
+from verl_ray.async_methods import hidden_async_methods
 from verl_ray.host import Host, runner, runner_name
 
 __all__ = [
@@ -95,17 +96,24 @@ def _routes(cls: type, role: str | None, role_index: int | None) -> Iterator[Rou
             yield Route(role, name, runner_name(role_index, name), is_async, materializes)
 
 
-def derive_actor_class(user_class: type) -> type:
-    """A class of the same name that waits for its set-up call before the user's constructor runs."""
+def derive_actor_class(user_class: type, *, interleaves: bool = False) -> type:
+    """A class of the same name that waits for its set-up call before the user's constructor runs.
+
+    Args:
+        interleaves: whether calls may run at the same time; then async methods make it an asyncio actor.
+    """
+    is_asyncio = interleaves and is_async_class(user_class)
     members: dict[str, Any] = {
         "_verl_user_class": user_class,
         "__module__": user_class.__module__,
         "__qualname__": user_class.__qualname__,
         "__doc__": user_class.__doc__,
-        ANY_METHOD: _any_runner(is_async_class(user_class)),
+        ANY_METHOD: runner(ANY_METHOD, _call_any, interleaves=is_asyncio),
     }
+    if not is_asyncio:
+        members |= hidden_async_methods(user_class)
     for route in routes_of(user_class):
-        members[route.runner] = runner(route.runner, _finder(route), route.is_async)
+        members[route.runner] = runner(route.runner, _finder(route), interleaves=is_asyncio)
     if issubclass(user_class, ColocatedWorker):
         # The roles' arguments come with the set-up call, not with the class: they may be large.
         members["role_specs"] = ()
@@ -117,10 +125,6 @@ def _finder(route: Route) -> Callable[[Any], Callable[..., Any]]:
         return attrgetter(route.method)
     role, method = route.role, route.method
     return lambda worker: worker.role_method(role, method)
-
-
-def _any_runner(is_async: bool) -> Callable[..., Any]:
-    return runner(ANY_METHOD, _call_any, is_async)
 
 
 def _call_any(worker: Any) -> Callable[..., Any]:

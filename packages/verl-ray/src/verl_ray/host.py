@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import ray
@@ -22,6 +23,7 @@ from verl_dispatch.colocate import ColocatedWorker
 from verl_dispatch.rank_info import RankInfo, building
 
 from verl_ray._clock import IMPORTED_AT
+from verl_ray.async_methods import MethodLoop
 from verl_ray.devices import accelerator_named, hidden_masks, is_noset, unify_masks, visible_index
 from verl_ray.message import Message, check_arguments, open_message, prepare_answer
 from verl_ray.rank_env import rank_env
@@ -70,6 +72,7 @@ class Host:
     _verl_report: WorkerReport
     _verl_held: HeldRendezvous
     _verl_born_at: float
+    _verl_inside = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """An empty object: the user's `__new__` runs at set-up, when its arguments are here."""
@@ -82,6 +85,21 @@ class Host:
     def __init__(self) -> None:
         """Only wait: who this worker is comes with the set-up call."""
         self._verl_born_at = time.time()
+
+    @cached_property
+    def _verl_loop(self) -> MethodLoop:
+        """Where the async methods run."""
+        return MethodLoop()
+
+    @contextmanager
+    def _verl_user_code(self) -> Iterator[None]:
+        """While the user's constructor or method runs in the main thread."""
+        self._verl_inside = True
+        try:
+            with leaving_ends_the_process():
+                yield
+        finally:
+            self._verl_inside = False
 
     def _verl_open_rendezvous(self, request: RendezvousRequest) -> Rendezvous:
         """Choose where the group meets, on the node of rank 0, and keep hold of the port."""
@@ -96,7 +114,7 @@ class Host:
         os.environ.update(rank_env(info))
         args, kwargs, _ = open_message(message, refs)
         started_at = time.perf_counter()
-        with building(info), leaving_ends_the_process():
+        with building(info), self._verl_user_code():
             _construct(self, args, kwargs)
         self._verl_report = _report(info, self._verl_born_at, time.perf_counter() - started_at)
         return self._verl_report
@@ -186,25 +204,31 @@ def runner_name(role_index: int | None, method: str) -> str:
     return f"_verl_run_{method}" if role_index is None else f"_verl_run_{role_index}_{method}"
 
 
-def runner(name: str, find: Callable[[Any], Callable[..., Any]], is_async: bool) -> Callable[..., Any]:
-    """A method that opens a message, calls what `find(worker)` gives, and prepares the answer."""
+def runner(name: str, find: Callable[[Any], Callable[..., Any]], *, interleaves: bool) -> Callable[..., Any]:
+    """A method that opens a message, calls what `find(worker)` gives, and prepares the answer.
+
+    Args:
+        interleaves: whether it is for an asyncio actor, where calls run at the same time.
+    """
 
     def run(self: Any, message: Message = None, /, *refs: Any) -> Any:
         args, kwargs, answer = open_message(message, refs)
-        with leaving_ends_the_process():
+        with self._verl_user_code():
             value = find(self)(*args, **kwargs)
+            if inspect.iscoroutine(value):
+                value = self._verl_loop.run(value)
         check_arguments(args, kwargs, answer)
         return prepare_answer(value, answer)
 
-    async def run_async(self: Any, message: Message = None, /, *refs: Any) -> Any:
+    async def run_interleaved(self: Any, message: Message = None, /, *refs: Any) -> Any:
         args, kwargs, answer = open_message(message, refs)
         with leaving_ends_the_process():
             value = find(self)(*args, **kwargs)
-            if inspect.isawaitable(value):
+            if inspect.iscoroutine(value):
                 value = await value
         check_arguments(args, kwargs, answer)
         return prepare_answer(value, answer)
 
-    chosen = run_async if is_async else run
+    chosen = run_interleaved if interleaves else run
     chosen.__name__ = chosen.__qualname__ = name
     return chosen

@@ -47,8 +47,9 @@ class RayWorkerGroup(CrewGroup[GroupWorker]):
     Use it as a context manager, or call `shutdown()`.
 
     Calls reach each worker in the order in which they were sent, and a worker runs one at a time, also async
-    methods. `update_options({"max_concurrency": n})` allows n at a time, in no particular order. A group can
-    be called from several threads.
+    methods. Those run on an event loop beside the main thread, which serves their background tasks between
+    calls too. `update_options({"max_concurrency": n})` allows n at a time, in no particular order. A group
+    can be called from several threads.
 
     Args:
         resource_pool: where the workers run, one per slot.
