@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def targets() -> list[str]:
     """The folders that are checked, one mypy run each."""
-    return [*(str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("packages/*"))), "examples", "tests"]
+    return [*(str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("packages/*"))), "examples", "tests", "conftest.py"]
 
 
 def main() -> int:
