@@ -23,6 +23,7 @@ ALL = ["verl-protocol", "verl-dispatch", "verl-ray"]
         (["packages/verl-ray/tests/test_x.py", "docs/index.md"], ["verl-ray"]),
         (["packages/verl-ray/a.py", "packages/verl-dispatch/a.py"], ["verl-dispatch", "verl-ray"]),
         (["uv.lock"], ALL),
+        (["conftest.py"], ALL),
         ([".github/workflows/ci.yml"], ALL),
         (["examples/src/verl_examples/cli.py", "README.md"], []),
         ([], []),

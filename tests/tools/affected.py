@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 
 LAYERS = ("verl-protocol", "verl-dispatch", "verl-ray")
 PYTHONS = ("3.11", "3.12", "3.13")
-SHARED = {"pyproject.toml", "uv.lock", ".github", ".ci", "justfile", "tests"}
+SHARED = {"pyproject.toml", "uv.lock", ".github", ".ci", "conftest.py", "justfile", "tests"}
 
 
 def affected(paths: Iterable[str]) -> list[str]:

@@ -9,7 +9,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def targets() -> list[str]:
     """The folders that are checked, one mypy run each."""
-    return [*(str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("packages/*"))), "examples", "tests", "conftest.py"]
+    packages = (str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("packages/*")))
+    return [*packages, "examples", "tests", "conftest.py"]
 
 
 def main() -> int:
