@@ -11,6 +11,7 @@ import pytest
 import ray
 import torch
 from verl_dispatch import CallTimeout, Dispatch, Worker, WorkerGroupError, register
+from verl_dispatch.errors import MixedOrderWarning
 from verl_protocol import DataProto
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
@@ -63,7 +64,9 @@ def test_calls_run_one_at_a_time_in_the_order_sent(group: RayWorkerGroup[Mixed])
 def test_more_at_a_time_and_in_no_order_on_request(pool: RayResourcePool) -> None:
     template = RayClassWithInitArgs(Mixed)
     template.update_options({"max_concurrency": 4})
-    with RayWorkerGroup(pool, template) as interleaved:
+    with pytest.warns(MixedOrderWarning, match="slow"):
+        started = RayWorkerGroup(pool, template)
+    with started as interleaved:
         interleaved.slow(5.0)
         assert all("e" not in log for log in interleaved.step())
 

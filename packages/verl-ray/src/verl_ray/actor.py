@@ -88,9 +88,13 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
             raise RestartsRefusedError(self.user_class.__name__, options["max_restarts"])
         return options
 
+    def interleaves(self) -> bool:
+        """Whether a worker runs several calls at a time, in no particular order."""
+        return int(self.user_options().get("max_concurrency") or 1) > 1
+
     def actor_class(self) -> Any:
         """The class that Ray instantiates; made once, so that it is exported once."""
-        interleaves = (self.user_options().get("max_concurrency") or 1) > 1
+        interleaves = self.interleaves()
         if interleaves not in self._actor_classes:
             derived = derive_actor_class(self.user_class, interleaves=interleaves)
             self._actor_classes[interleaves] = ray.remote(derived)

@@ -129,6 +129,7 @@ class RayWorkerGroup(CrewGroup[GroupWorker]):
             raise UnsupportedOptionError("ray_cls_with_init", None, "a RayClassWithInitArgs")
         super().__init__(resource_pool)
         self._registered_methods(ray_cls_with_init.user_class)
+        self._keeps_order = not ray_cls_with_init.interleaves()
         self.name_prefix = name_prefix or random_prefix()
         self.is_detached, self._on_restart = bool(detached), on_restart
         self._template: RayClassWithInitArgs[Any] = ray_cls_with_init
