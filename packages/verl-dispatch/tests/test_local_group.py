@@ -1,6 +1,7 @@
 """What is special about the in-process group: turns and threads, environment, interruption, life."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import subprocess
@@ -147,6 +148,55 @@ def test_variables_are_put_back_after_two_threads_used_groups(turns: Any) -> Non
         for thread in together:
             thread.join()
     assert variables() == outside
+
+
+ENDS: dict[str, type[BaseException]] = {
+    "with an error": WorkerGroupError,
+    "with an interruption": KeyboardInterrupt,
+}
+
+
+@pytest.mark.parametrize("before", [None, "kept"])
+@pytest.mark.parametrize("ends", ["well", *ENDS])
+def test_what_a_worker_does_to_torchruns_variables_ends_with_its_call(
+    turns: Any, monkeypatch: pytest.MonkeyPatch, before: Any, ends: str
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False) if before is None else monkeypatch.setenv(name, before)
+    monkeypatch.setenv("OF_THE_DRIVER", "1")
+    outside, shown = variables(), shell_variables()
+
+    def meddle(worker: Probe) -> None:
+        del os.environ["RANK"], os.environ["MASTER_PORT"]
+        os.environ["WORLD_SIZE"], os.environ["OF_THE_DRIVER"] = "7", "2"
+        if ends == "with an error":
+            raise ValueError
+        if ends == "with an interruption" and worker.rank == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(ENDS[ends]) if ends in ENDS else contextlib.nullcontext():
+        turns.run(meddle)
+    assert (variables(), shell_variables()) == (outside, shown)
+    assert os.environ["OF_THE_DRIVER"] == "2"
+
+
+def shell_variables() -> str:
+    """The variables as a child process that is told nothing else gets them."""
+    command = "echo " + " ".join(f"${name}" for name in VARIABLES)
+    return subprocess.check_output(["/bin/sh", "-c", command], text=True)
+
+
+def test_a_call_leaves_nothing_for_the_garbage_collector(turns: Any) -> None:
+    turns.note(0)
+    gc.collect()
+    gc.disable()
+    try:
+        for each in range(50):
+            turns.note(each)
+        # What a call leaves behind would be 50 times something.
+        assert gc.collect() < 50
+    finally:
+        gc.enable()
 
 
 def pause(_: Any) -> None:

@@ -35,10 +35,16 @@ Trim: TypeAlias = RowTrim | LazyPart
 Resolved: TypeAlias = tuple[tuple[Any, ...], dict[str, Any], Trim | None]
 
 
+def has_unresolved(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an argument is still to be finished at the worker: a future, or a padded part."""
+    for value in args:
+        if isinstance(value, _UNRESOLVED):
+            return True
+    return bool(kwargs) and any(isinstance(value, _UNRESOLVED) for value in kwargs.values())
+
+
 def resolve_parts(args: tuple[Any, ...], kwargs: dict[str, Any], materialize: bool) -> Resolved:
     """The arguments as the method wants them, and how its answer is to be trimmed."""
-    if not _has_unresolved(args, kwargs):
-        return args, kwargs, None
     trims: list[Trim] = []
     values = tuple([_resolve(value, materialize, trims) for value in args])
     named = {name: _resolve(value, materialize, trims) for name, value in kwargs.items()}
@@ -47,8 +53,6 @@ def resolve_parts(args: tuple[Any, ...], kwargs: dict[str, Any], materialize: bo
 
 async def resolve_parts_async(args: tuple[Any, ...], kwargs: dict[str, Any], materialize: bool) -> Resolved:
     """`resolve_parts` that awaits futures instead of blocking the event loop."""
-    if not _has_unresolved(args, kwargs):
-        return args, kwargs, None
     trims: list[Trim] = []
     values = tuple([await _resolve_async(value, materialize, trims) for value in args])
     named = {name: await _resolve_async(value, materialize, trims) for name, value in kwargs.items()}
@@ -58,13 +62,6 @@ async def resolve_parts_async(args: tuple[Any, ...], kwargs: dict[str, Any], mat
 def trim_answer(answer: Any, trim: Trim | None) -> Any:
     """The answer without the rows that padding caused."""
     return answer if trim is None else trim.apply(answer)
-
-
-def _has_unresolved(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    for value in args:
-        if isinstance(value, _UNRESOLVED):
-            return True
-    return bool(kwargs) and any(isinstance(value, _UNRESOLVED) for value in kwargs.values())
 
 
 def _resolve(value: Any, materialize: bool, trims: list[Trim]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
@@ -12,7 +12,7 @@ from verl_protocol import DataProtoFuture
 
 from verl_dispatch.colocate import ColocatedWorker, GroupViewError, InvalidRolesError, UnknownRoleError
 from verl_dispatch.errors import CallTimeout
-from verl_dispatch.local_answer import AnswerRows, LocalAnswer, LocalCall
+from verl_dispatch.local_answer import AnswerRows, LocalAnswer, LocalCall, LocalFuture
 from verl_dispatch.local_state import GRACE_S, LocalState
 from verl_dispatch.options import CallOptions
 from verl_dispatch.plan import CallPlan
@@ -136,30 +136,28 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
 
     # --- what the base asks of a backend -------------------------------------------------------------------
 
-    def _send(self, plan: CallPlan, options: CallOptions) -> Sequence[LocalAnswer]:
+    def _send(self, plan: CallPlan, options: CallOptions) -> LocalCall:
         call = LocalCall(self._state.life, self._name(), plan.method, plan.called_ranks, options.timeout_s)
         self._state.run(call, plan, self._role)
         timer = current_timer()
         if timer is not None:
-            for answer in call.answers:
-                answer.report_to(timer)
-        return call.answers
+            call.report_to(timer)
+        return call
 
-    def _wait(self, plan: CallPlan, pendings: Sequence[LocalAnswer], timeout_s: float | None) -> list[Any]:
-        if not pendings:
-            return []
-        call = pendings[0].call
+    # What comes back as pendings is what `_send` gave: a LocalCall. The base knows it as a sequence.
+
+    def _wait(self, plan: CallPlan, pendings: Any, timeout_s: float | None) -> list[Any]:
+        call: LocalCall = pendings
         call.check_generation()
         if self._state.concurrent:
             call.wait(timeout_s, GRACE_S)
-        self._check(call, timeout_s)
-        if plan.fetches_all:
-            return [answer.value for answer in pendings]
-        return [answer.value for answer in self._fetched(plan, pendings)]
+        if call.failed or timeout_s is not None or call.timeout_s is not None:
+            self._check(call, timeout_s)
+        return [answer.value for answer in self._fetched(plan, call)]
 
     def _check(self, call: LocalCall, timeout_s: float | None) -> None:
         """Raise for ranks that failed, or took too long; where ranks take turns, each has the whole time."""
-        if call.has_failed():
+        if call.failed:
             failures, silent = call.failures(), call.silent_ranks()
             if silent:
                 call.break_off(list(failures))
@@ -171,15 +169,18 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         if limit is not None and late:
             raise CallTimeout(call.name, call.method, limit, late)
 
-    def _fetched(self, plan: CallPlan, pendings: Sequence[LocalAnswer]) -> list[LocalAnswer]:
-        by_rank = {answer.rank: answer for answer in pendings}
+    def _fetched(self, plan: CallPlan, call: LocalCall) -> list[LocalAnswer]:
+        if plan.fetched_ranks == call.ranks:
+            return call.answers
+        by_rank = {answer.rank: answer for answer in call.answers}
         return [by_rank[rank] for rank in plan.fetched_ranks]
 
-    def _futures(self, plan: CallPlan, pendings: Sequence[LocalAnswer]) -> list[Future[Any]]:
-        return [answer.future() for answer in self._fetched(plan, pendings)]
+    def _futures(self, plan: CallPlan, pendings: Any) -> list[LocalFuture]:
+        call: LocalCall = pendings
+        return [call.future_of(answer) for answer in self._fetched(plan, call)]
 
-    def _data_future(self, plan: CallPlan, pendings: Sequence[LocalAnswer]) -> DataProtoFuture[Any]:
-        futures = [answer.future() for answer in self._fetched(plan, pendings)]
+    def _data_future(self, plan: CallPlan, pendings: Any) -> DataProtoFuture[Any]:
+        futures = self._futures(plan, pendings)
         return DataProtoFuture(
             plan.collect.collect,
             futures,
@@ -187,16 +188,14 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
             row_aligned=plan.order is None,
         )
 
-    def _stream(
-        self, plan: CallPlan, pendings: Sequence[LocalAnswer], timeout_s: float | None
-    ) -> Iterator[tuple[int, Any]]:
-        waiting = self._fetched(plan, pendings)
+    def _stream(self, plan: CallPlan, pendings: Any, timeout_s: float | None) -> Iterator[tuple[int, Any]]:
+        call: LocalCall = pendings
+        waiting = self._fetched(plan, call)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while waiting:
-            call = waiting[0].call
             call.check_generation()
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not call.wait_for_any(waiting, left) or call.has_failed():
+            if not call.wait_for_any(waiting, left) or call.failed:
                 call.wait(left, GRACE_S)
                 self._check(call, timeout_s)
             ready = [answer for answer in waiting if answer.done]
@@ -204,12 +203,14 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
             for answer in ready:
                 yield answer.rank, answer.value
 
-    def _done(self, plan: CallPlan, pendings: Sequence[LocalAnswer]) -> bool:
-        return not pendings or pendings[0].call.is_done() or bool(pendings[0].call.failures())
+    def _done(self, plan: CallPlan, pendings: Any) -> bool:
+        call: LocalCall = pendings
+        return call.is_done() or call.failed
 
     def _check_usable(self, method: str) -> None:
         state = self._state
-        state.check_usable(self._name(), method)
+        if state.closed or state.life.broken:
+            state.refuse(self._name(), method)
         if self._generation_seen != state.life.generation:
             self._generation_seen = state.life.generation
             self.forget_meshes()

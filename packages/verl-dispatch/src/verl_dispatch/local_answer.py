@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 from verl_dispatch.batches import has_rows, num_rows
 from verl_dispatch.errors import WorkerFailure, WorkerGroupError
@@ -49,44 +49,21 @@ class AnswerRows:
 
 
 class LocalAnswer:
-    """What one rank answers: a value or a failure, once it is done."""
+    """What one rank answers: a value or a failure, once it is done.
 
-    __slots__ = ("call", "done", "failure", "rank", "seconds", "timer", "value", "watchers")
+    It does not know its call: without a cycle between the two a small call leaves nothing to the collector.
+    """
 
-    def __init__(self, call: LocalCall, rank: int) -> None:
-        self.call = call
+    __slots__ = ("done", "failure", "rank", "seconds", "timer", "value", "watchers")
+
+    def __init__(self, rank: int) -> None:
         self.rank = rank
         self.done = False
         self.value: Any = None
         self.failure: WorkerFailure | None = None
         self.seconds = 0.0
         self.timer: CallTimer | None = None
-        self.watchers: list[LocalFuture] = []
-
-    def future(self) -> LocalFuture:
-        """A future of this answer."""
-        future = LocalFuture(self.call)
-        with self.call.changed:
-            if not self.done:
-                self.watchers.append(future)
-                return future
-        self._fulfil(future)
-        return future
-
-    def report_to(self, timer: CallTimer) -> None:
-        """Tell the timer of a traced call when this rank has answered."""
-        with self.call.changed:
-            if not self.done:
-                self.timer = timer
-                return
-        # Where ranks take turns the wait for the others is not this rank's time.
-        timer.answered.setdefault(self.rank, self.seconds)
-
-    def _fulfil(self, future: LocalFuture) -> None:
-        if self.failure is None:
-            future.set_result(self.value)
-        else:
-            future.set_exception(self.call.error({self.rank: self.failure}))
+        self.watchers: Sequence[LocalFuture] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -106,8 +83,13 @@ class LocalLife:
         self.broken = self.broken or f"{cause} on rank {shown}"
 
 
-class LocalCall:
-    """A call that was sent to some ranks: knows which have answered, and can be waited for."""
+class LocalCall(Sequence[LocalAnswer]):
+    """A call that was sent to some ranks: their answers, of which it knows how many are there.
+
+    As a sequence it is what `LocalWorkerGroup` hands around as the pendings of a plan.
+    """
+
+    __slots__ = ("answers", "changed", "failed", "generation", "life", "method", "name", "ranks", "timeout_s")
 
     def __init__(
         self,
@@ -123,11 +105,50 @@ class LocalCall:
         self.method = method
         self.generation = life.generation
         self.changed = life.changed
-        self.answers = [LocalAnswer(self, rank) for rank in ranks]
+        self.ranks = ranks
+        self.answers = [LocalAnswer(rank) for rank in ranks]
+        self.failed = False
+
+    @overload
+    def __getitem__(self, index: int) -> LocalAnswer: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[LocalAnswer]: ...
+    def __getitem__(self, index: int | slice) -> LocalAnswer | list[LocalAnswer]:
+        return self.answers[index]
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def future_of(self, answer: LocalAnswer) -> LocalFuture:
+        """A future of one rank's answer."""
+        future = LocalFuture(self)
+        with self.changed:
+            if not answer.done:
+                answer.watchers = (*answer.watchers, future)
+                return future
+        self._fulfil(future, answer)
+        return future
+
+    def report_to(self, timer: CallTimer) -> None:
+        """Tell the timer of a traced call when each rank has answered."""
+        with self.changed:
+            for answer in self.answers:
+                if answer.done:
+                    # Where ranks take turns the wait for the others is not this rank's time.
+                    timer.answered.setdefault(answer.rank, answer.seconds)
+                else:
+                    answer.timer = timer
+
+    def _fulfil(self, future: LocalFuture, answer: LocalAnswer) -> None:
+        if answer.failure is None:
+            future.set_result(answer.value)
+        else:
+            future.set_exception(self.error({answer.rank: answer.failure}))
 
     def fail(self, answer: LocalAnswer, failure: WorkerFailure) -> None:
         """Take a rank's failure; one that ends the rank breaks the group."""
         answer.failure = failure
+        self.failed = True
         if isinstance(failure.cause, SystemExit):
             self.break_off([answer.rank])
 
@@ -144,19 +165,19 @@ class LocalCall:
             if failure is not None:
                 self.fail(answer, failure)
             answer.value, answer.done = value, True
-            watchers, answer.watchers = answer.watchers, []
+            watchers, answer.watchers = answer.watchers, ()
             self.changed.notify_all()
         if answer.timer is not None:
             answer.timer.rank_answered(answer.rank)
         for future in watchers:
-            answer._fulfil(future)
+            self._fulfil(future, answer)
 
     def wait(self, timeout_s: float | None, grace_s: float) -> None:
         """Wait until all ranks have answered, one has failed and the grace is over, or the time is."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self.changed:
             self.changed.wait_for(self._is_decided, timeout_s)
-            if not self.is_done() and self.has_failed():
+            if not self.is_done() and self.failed:
                 left = grace_s if deadline is None else min(grace_s, max(0.0, deadline - time.monotonic()))
                 self.changed.wait_for(self.is_done, left)
 
@@ -164,7 +185,7 @@ class LocalCall:
         """Wait until one of these ranks has answered, or any rank has failed; False if the time is over."""
         with self.changed:
             return self.changed.wait_for(
-                lambda: any(answer.done for answer in answers) or self.has_failed(), timeout_s
+                lambda: any(answer.done for answer in answers) or self.failed, timeout_s
             )
 
     def is_done(self) -> bool:
@@ -172,11 +193,7 @@ class LocalCall:
         return all(answer.done for answer in self.answers)
 
     def _is_decided(self) -> bool:
-        return self.has_failed() or self.is_done()
-
-    def has_failed(self) -> bool:
-        """Whether a rank has failed so far."""
-        return any(answer.failure is not None for answer in self.answers)
+        return self.failed or self.is_done()
 
     def failures(self) -> dict[int, WorkerFailure]:
         """The failures so far, by rank."""

@@ -40,7 +40,7 @@ class LocalState:
         self.master_port = ""
         self.build_s: list[float] = []
         self._turn = threading.RLock()
-        self._closed = False
+        self.closed = False
         self._engine: TurnEngine | ThreadEngine
         self._finalizer: weakref.finalize[..., Any]
 
@@ -72,7 +72,7 @@ class LocalState:
         except BaseException:
             self.close()
             raise
-        if call.has_failed():
+        if call.failed:
             error = call.error(call.failures(), call.silent_ranks())
             self.close()
             raise error
@@ -103,13 +103,13 @@ class LocalState:
                 self.life.break_off(f"an interruption of '{plan.method}' by {type(error).__name__}", silent)
                 raise
 
-    def check_usable(self, name: str, method: str) -> None:
-        """Refuse a call on a group that is shut down or broken.
+    def refuse(self, name: str, method: str) -> None:
+        """Say why a call on a group that is shut down or broken cannot be.
 
         Raises:
             WorkerGroupError: it is.
         """
-        if self._closed:
+        if self.closed:
             raise WorkerGroupError(name, method, reason="the group was shut down; make a new one")
         if self.life.broken:
             ways = "restart() builds its workers anew, shutdown() ends it"
@@ -117,8 +117,8 @@ class LocalState:
 
     def restart(self) -> None:
         """Replace all workers by new ones, made from the same class and arguments."""
-        if self._closed:
-            self.check_usable(self.name, "restart")
+        if self.closed:
+            self.refuse(self.name, "restart")
         self._engine.close("the group was restarted")
         self._finalizer.detach()
         self.life.generation += 1
@@ -127,8 +127,8 @@ class LocalState:
 
     def close(self) -> None:
         """End the workers; calls are refused from now on."""
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
             self._finalizer.detach()
             self._engine.close("the group was shut down")
 

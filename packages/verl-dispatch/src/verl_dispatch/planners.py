@@ -45,6 +45,7 @@ class CallContext:
         return cls(group, method, options, mode_name(method.dispatch_mode), read_only)
 
 
+_new_tuple = tuple.__new__
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = Mapping[str, Any]
 Planner: TypeAlias = Callable[[CallContext, Args, Kwargs], CallPlan]
@@ -73,8 +74,9 @@ def plan_one_to_all(context: CallContext, args: Args, kwargs: Kwargs) -> CallPla
     """The same arguments to every rank."""
     world_size = context.group.world_size
     args, kwargs = _all_unwrapped(args, kwargs)
-    calls = tuple([RankCall(rank, args, kwargs) for rank in range(world_size)])
     ranks = all_ranks(world_size)
+    # The tuple is made directly: a call on many workers makes many.
+    calls = tuple([_new_tuple(RankCall, (rank, args, kwargs, None, 0)) for rank in ranks])
     return CallPlan(
         calls, context.method.name, context.mode, world_size, ranks, LIST, None, context.read_only
     )

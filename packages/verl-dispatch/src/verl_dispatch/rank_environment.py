@@ -4,66 +4,65 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from verl_dispatch.rank_info import RankInfo
 
 __all__ = ["RankEnvironment"]
 
-Variables = list[tuple[Any, Any]]
+Variables = dict[Any, Any]
 
 _lock = threading.Lock()
 _depth = 0
-_before_all: Variables = []
+_before_all: Variables = {}
 
 
 class RankEnvironment:
     """The variables of all ranks of one group, ready to be shown one rank after the other."""
 
     def __init__(self, infos: Sequence[RankInfo]) -> None:
-        per_rank = [info.environment() for info in infos]
-        common = {
-            key: value for key, value in per_rank[0].items() if all(v.get(key) == value for v in per_rank)
+        per_rank = [_encoded(info.environment()) for info in infos]
+        first = per_rank[0]
+        self._names = tuple(first)
+        self._common = {
+            name: value for name, value in first.items() if all(each.get(name) == value for each in per_rank)
         }
-        self._common = _encoded(common)
         self._own = [
-            _encoded({key: value for key, value in variables.items() if key not in common})
+            {name: value for name, value in variables.items() if name not in self._common}
             for variables in per_rank
         ]
-        self._keys = [key for key, _ in _encoded(per_rank[0])]
 
     def enter(self) -> Variables:
-        """Set what all ranks share; `show(rank)` sets the rest, `leave` puts all back as it was before."""
-        saved = _enter(self._keys)
-        _write(self._common)
+        """Remember what is there; `show(rank)` sets a rank's variables, `leave` puts back what was before."""
+        global _depth, _before_all
+        with _lock:
+            saved = {} if _stored.keys().isdisjoint(self._names) else _present(self._names)
+            if _depth == 0:
+                _before_all = saved
+            _depth += 1
         return saved
 
-    def leave(self, saved: Variables) -> None:
-        """Undo `enter` and every `show` since."""
-        _leave(saved)
-
     def show(self, rank: int) -> None:
-        """Set the variables in which this rank differs from the others."""
-        _write(self._own[rank])
+        """Set a rank's variables; what all ranks share only where it is not there already."""
+        if not self._common.items() <= _stored.items():
+            _set(self._common)
+        if self._own[rank]:
+            _set(self._own[rank])
+
+    def leave(self, saved: Variables) -> None:
+        """Undo `enter` and every `show` since: the last of several threads, those of all threads."""
+        global _depth
+        with _lock:
+            _depth -= 1
+            before = _before_all if _depth == 0 else saved
+            _unset(self._names)
+            if before:
+                _set({name: before[name] for name in self._names if name in before})
 
 
-def _enter(keys: Sequence[Any]) -> Variables:
-    global _depth, _before_all
-    with _lock:
-        saved: Variables = list(zip(keys, map(_stored.get, keys), strict=True))
-        if _depth == 0:
-            _before_all = saved
-        _depth += 1
-    return saved
-
-
-def _leave(saved: Variables) -> None:
-    """Restore what was there before; the last of several threads, what was there before all of them."""
-    global _depth
-    with _lock:
-        _depth -= 1
-        _write(_before_all if _depth == 0 else saved)
+def _present(names: Iterable[Any]) -> Variables:
+    return {name: _stored[name] for name in names if name in _stored}
 
 
 # os.environ takes several times as long as the rest of a small call, so its two halves are written directly
@@ -74,26 +73,29 @@ if _table is None:
     _stored: MutableMapping[Any, Any] = os.environ
 
     def _encoded(variables: Mapping[str, str]) -> Variables:
-        return list(variables.items())
+        return dict(variables)
 
-    def _write(variables: Variables) -> None:
-        for key, value in variables:
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value
+    def _set(variables: Variables) -> None:
+        os.environ.update(variables)
+
+    def _unset(names: Sequence[Any]) -> None:
+        for name in names:
+            os.environ.pop(name, None)
 
 else:
     _stored = _table
 
     def _encoded(variables: Mapping[str, str]) -> Variables:
-        return [(os.fsencode(key), os.fsencode(value)) for key, value in variables.items()]
+        return {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
 
-    def _write(variables: Variables) -> None:
-        putenv, unsetenv, table = os.putenv, os.unsetenv, _stored
-        for key, value in variables:
-            if value is not None:
-                putenv(key, value)
-                table[key] = value
-            elif table.pop(key, None) is not None:
-                unsetenv(key)
+    def _set(variables: Variables) -> None:
+        putenv = os.putenv
+        for name, value in variables.items():
+            putenv(name, value)
+        _stored.update(variables)
+
+    def _unset(names: Sequence[Any]) -> None:
+        unsetenv, drop = os.unsetenv, _stored.pop
+        for name in names:
+            unsetenv(name)
+            drop(name, None)

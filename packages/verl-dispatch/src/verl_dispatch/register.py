@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
 
-from verl_dispatch.argument_parts import resolve_parts, resolve_parts_async, trim_answer
+from verl_dispatch.argument_parts import has_unresolved, resolve_parts, resolve_parts_async, trim_answer
 from verl_dispatch.errors import InvalidModeError
 from verl_dispatch.modes import Dispatch, Execute
 from verl_dispatch.registry import DispatchMode, check_dispatch_mode, check_execute_mode, check_pair
@@ -186,6 +186,8 @@ def _wrapped(function: Callable[..., Any], materialize: bool) -> Callable[..., A
 
         @wraps(function)
         async def run_async(*args: Any, **kwargs: Any) -> Any:
+            if not has_unresolved(args, kwargs):
+                return await function(*args, **kwargs)
             args, kwargs, trims = await resolve_parts_async(args, kwargs, materialize)
             return trim_answer(await function(*args, **kwargs), trims)
 
@@ -193,6 +195,8 @@ def _wrapped(function: Callable[..., Any], materialize: bool) -> Callable[..., A
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
+        if not has_unresolved(args, kwargs):
+            return function(*args, **kwargs)
         args, kwargs, trims = resolve_parts(args, kwargs, materialize)
         return trim_answer(function(*args, **kwargs), trims)
 
