@@ -12,7 +12,7 @@ import pytest
 from verl_ray.cluster import NodeFacts
 from verl_ray.doctor import main, report_as_text
 from verl_ray.doctor_checks import check
-from verl_ray.doctor_facts import ClusterFacts, DiskFacts, DoctorFacts
+from verl_ray.doctor_facts import ClusterFacts, DiskFacts, DoctorFacts, gather_facts
 
 GIB = 1024**3
 NODE = NodeFacts("abcdef01", "10.0.0.1", {"CPU": 8, "object_store_memory": 4 * GIB}, {"CPU": 3}, {})
@@ -34,12 +34,22 @@ def test_a_healthy_machine_has_no_findings() -> None:
     assert text.endswith("nothing found that would bite")
 
 
+def test_without_a_cluster_the_machine_is_shown_as_ray_would_count_it() -> None:
+    here = gather_facts({}).machine
+    assert here["CPU"] >= 1
+    assert here["memory"] > 0
+    facts = replace(HEALTHY, cluster=ClusterFacts(), machine={"CPU": 4.0, "GPU": 1.0, "memory": 2.0 * GIB})
+    text = report_as_text(facts, [])
+    assert "no Ray cluster is running; a pool would start one on this machine" in text
+    assert "(CPU 4, GPU 1, memory 2.0 GiB)" in text
+
+
 @pytest.mark.parametrize(
     ("changed", "level", "what", "remedy"),
     [
         ({"versions": {"ray": "2.40.0"}}, "error", "ray is 2.40.0", "ray>=2.51"),
         ({"versions": {}}, "error", "ray is not installed", "pip install"),
-        ({"under_uv_run": True}, "error", "uv run", "RAY_ENABLE_UV_RUN_RUNTIME_ENV=0"),
+        ({"under_uv_run": True}, "warning", "uv run", "RAY_ENABLE_UV_RUN_RUNTIME_ENV=0"),
         (
             {"environ": {"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}},
             "error",
@@ -81,7 +91,7 @@ def test_uv_run_with_the_hook_off_is_fine() -> None:
 
 
 def test_errors_come_first() -> None:
-    facts = replace(HEALTHY, environ={"RANK": "0"}, under_uv_run=True)
+    facts = replace(HEALTHY, under_uv_run=True, versions={})
     assert [finding.level for finding in check(facts)] == ["error", "warning"]
 
 
@@ -101,10 +111,11 @@ def test_the_command_line_in_json_with_an_error() -> None:
     assert report["versions"]["ray"]
 
 
-def test_the_command_line_sees_the_uv_hook_that_it_turns_off_for_itself() -> None:
+def test_the_command_line_warns_of_the_uv_hook() -> None:
     done = _doctor(UV_RUN_RECURSION_DEPTH="1")
-    assert done.returncode == 1, done.stderr
-    assert "error: this program runs under `uv run`" in done.stdout
+    # This machine may have faults of its own, such as a small /dev/shm.
+    assert done.returncode == (1 if "error:" in done.stdout else 0), done.stderr
+    assert "warning: under `uv run`, ray.init() uploads the working directory" in done.stdout
     assert "export RAY_ENABLE_UV_RUN_RUNTIME_ENV=0" in done.stdout
     fine = _doctor(UV_RUN_RECURSION_DEPTH="1", RAY_ENABLE_UV_RUN_RUNTIME_ENV="0")
     assert "uv run" not in fine.stdout

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from verl_ray._clock import IMPORTED_AT as _IMPORTED_AT  # noqa: F401 - starts the clock before other imports
 
 if TYPE_CHECKING:
+    from verl_dispatch.errors import CallTimeout, WorkerGroupError
+
     from verl_ray.actor import RayClassWithInitArgs
     from verl_ray.attach import destroy_detached
     from verl_ray.colocate import (
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from verl_ray.worker_group import RayWorkerGroup
 
 __all__ = [
+    "CallTimeout",
     "Death",
     "RayClassWithInitArgs",
     "RayResourcePool",
@@ -35,6 +38,7 @@ __all__ = [
     "ResourceUnavailable",
     "SubRayResourcePool",
     "Watch",
+    "WorkerGroupError",
     "__version__",
     "create_colocated_worker_cls",
     "create_colocated_worker_cls_fused",
@@ -50,6 +54,7 @@ __all__ = [
 __version__ = version("verl-ray")
 
 _HOMES = {
+    "CallTimeout": "group_errors",
     "Death": "health",
     "RayClassWithInitArgs": "actor",
     "RayResourcePool": "resources",
@@ -58,6 +63,7 @@ _HOMES = {
     "ResourceUnavailable": "errors",
     "SubRayResourcePool": "resources",
     "Watch": "health",
+    "WorkerGroupError": "group_errors",
     "create_colocated_worker_cls": "colocate",
     "create_colocated_worker_cls_fused": "colocate",
     "create_colocated_worker_raw_cls": "colocate",

@@ -70,7 +70,8 @@ def report_as_text(facts: DoctorFacts, findings: Sequence[Finding]) -> str:
 
 def _cluster_lines(facts: DoctorFacts) -> list[str]:
     if not facts.cluster.nodes:
-        return ["no Ray cluster is running; a pool would start one on this machine"]
+        held = ", ".join(f"{name} {_amount(name, amount)}" for name, amount in facts.machine.items())
+        return [f"no Ray cluster is running; a pool would start one on this machine ({held})"]
     return [f"node {node.title}: {_resources(node)}" for node in facts.cluster.nodes]
 
 

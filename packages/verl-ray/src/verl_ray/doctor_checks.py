@@ -47,10 +47,12 @@ def _ray_version(facts: DoctorFacts) -> Iterator[Finding]:
 def _uv_hook(facts: DoctorFacts) -> Iterator[Finding]:
     switch = facts.environ.get("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "1").lower()
     if facts.under_uv_run and switch in ("1", "true"):
+        # Ray's own way of bringing the driver's environment to other machines: slow, but wanted by some.
         yield Finding(
-            "error",
-            "this program runs under `uv run`: Ray uploads its directory and starts every worker through uv",
-            "export RAY_ENABLE_UV_RUN_RUNTIME_ENV=0 before the program imports ray",
+            "warning",
+            "under `uv run`, ray.init() uploads the working directory and starts every worker through uv: "
+            "workers come up slowly, and not at all where uv cannot reach its index",
+            "export RAY_ENABLE_UV_RUN_RUNTIME_ENV=0 where all machines have the packages already",
         )
 
 

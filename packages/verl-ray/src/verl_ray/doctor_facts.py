@@ -8,12 +8,14 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import ray
+from ray._private import accelerators, utils
 
 from verl_ray.cluster import NodeFacts, alive_nodes, dead_node_addresses
 from verl_ray.devices import DEVICE_MASKS
@@ -46,7 +48,7 @@ class ClusterFacts:
 
 @dataclass(frozen=True)
 class DoctorFacts:
-    """All that the checks judge."""
+    """All that the checks judge; `machine` is what Ray would offer if it were started here."""
 
     python: str
     versions: Mapping[str, str]
@@ -54,6 +56,7 @@ class DoctorFacts:
     under_uv_run: bool
     shared_memory: DiskFacts | None
     session_disk: DiskFacts | None
+    machine: Mapping[str, float] = field(default_factory=dict)
     cluster: ClusterFacts = field(default_factory=ClusterFacts)
 
 
@@ -67,8 +70,27 @@ def gather_facts(environ: Mapping[str, str], address: str | None = None) -> Doct
         under_uv_run="UV_RUN_RECURSION_DEPTH" in environ,
         shared_memory=_disk(_SHARED_MEMORY) if sys.platform == "linux" else None,
         session_disk=_disk(Path(environ.get("RAY_TMPDIR") or tempfile.gettempdir())),
+        machine=_machine(),
         cluster=_look_at_cluster(address),
     )
+
+
+# Ray leaves these untyped.
+_count_cpus: Callable[[], int] = utils.get_num_cpus
+_count_memory: Callable[[], int] = utils.get_system_memory
+_accelerator_kinds: Callable[[], Iterable[Any]] = accelerators.get_all_accelerator_managers
+
+
+def _machine() -> dict[str, float]:
+    """CPUs, bytes of memory and accelerators, counted the way Ray counts them when it starts."""
+    found = {"CPU": float(_count_cpus()), "GPU": 0.0, "memory": float(_count_memory())}
+    for kind in _accelerator_kinds():
+        # Several makes go by the name of GPU.
+        count = float(kind.get_current_node_num_accelerators())
+        if count:
+            name = kind.get_resource_name()
+            found[name] = found.get(name, 0.0) + count
+    return found
 
 
 def _versions() -> dict[str, str]:
