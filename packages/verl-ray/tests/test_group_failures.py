@@ -151,7 +151,7 @@ def test_a_restart_brings_new_workers_in_the_same_places() -> None:
     with frail(2, on_restart=restore) as group:
         old, old_port = group.about(), group.master_port
         assert group.mesh("all").dp_ranks == (0, 1)
-        stale = group.batch(rows(2))
+        stale, stale_refs = group.batch(rows(2)), group.execute_all_async("ping")
         with pytest.raises(WorkerGroupError):
             group.fail("die", 0.0)
         group.restart()
@@ -162,7 +162,13 @@ def test_a_restart_brings_new_workers_in_the_same_places() -> None:
         assert restored == [1]
         assert {about[4] for about in new} == {group.master_port} != {old_port}
         assert group._dispatch_info == {}
-        for refused in (lambda: group.batch(stale), stale.get, stale.row_count):
+        for refused in (
+            lambda: group.batch(stale),
+            stale.get,
+            stale.row_count,
+            lambda: group.set_state(stale_refs[0]),
+            lambda: group.execute_rank_zero("set_state", state=stale_refs[1]),
+        ):
             with pytest.raises(WorkerGroupError, match="generation 0"):
                 refused()
 

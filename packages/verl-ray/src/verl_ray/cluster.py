@@ -14,11 +14,14 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 
 __all__ = [
     "NodeFacts",
+    "actor_state",
+    "alive_node_ids",
     "alive_nodes",
     "bundle_node_ids",
     "connection",
     "dead_node_addresses",
     "ensure_ray_started",
+    "is_placed",
     "node_addresses",
     "placement_option_supported",
     "still_reserved",
@@ -41,8 +44,9 @@ class NodeFacts:
         return f"{self.address} ({self.node_id[:6]})"
 
 
-# Ray leaves these two untyped.
+# Ray leaves these untyped.
 _list_nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
+_actor_entry: Callable[[str], dict[str, Any]] = ray_state.actors
 _list_free: Callable[[], dict[str, dict[str, float]]] = ray_state.available_resources_per_node
 
 
@@ -61,6 +65,11 @@ def alive_nodes() -> tuple[NodeFacts, ...]:
     """All living nodes, in the order Ray lists them."""
     free = _list_free()
     return tuple(_facts(node, free) for node in _list_nodes() if node["Alive"])
+
+
+def alive_node_ids() -> frozenset[str]:
+    """The ids of all living nodes."""
+    return frozenset(str(node["NodeID"]) for node in _list_nodes() if node["Alive"])
 
 
 def dead_node_addresses() -> tuple[str, ...]:
@@ -88,6 +97,23 @@ def bundle_node_ids(group: PlacementGroup) -> list[str]:
     """The node of each bundle of a placed group, by bundle index."""
     table: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
     return [table[index] for index in sorted(table)]
+
+
+def actor_state(actor_id: str) -> str:
+    """What Ray says an actor is doing: `PENDING_CREATION`, `ALIVE`, `DEAD` and more, or "unknown"."""
+    return str(_actor_entry(actor_id).get("State", "unknown"))
+
+
+def is_placed(group: PlacementGroup) -> bool:
+    """Whether the group holds all its bundles; not so while Ray looks for a place in lieu of a lost node.
+
+    Raises:
+        LookupError: somebody removed the group.
+    """
+    state = placement_group_table(group).get("state", "REMOVED")
+    if state == "REMOVED":
+        raise LookupError(group.id.hex())
+    return str(state) == "CREATED"
 
 
 def still_reserved(group: PlacementGroup) -> bool:

@@ -15,13 +15,17 @@ from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.rank_info import RankInfo
 
 from verl_ray.failures import Survey, describe_failures
-from verl_ray.group_errors import NotTheOwnerError, StaleFutureError
+from verl_ray.group_errors import NodeLost, NotTheOwnerError, StaleFutureError
 from verl_ray.health import Watch
 from verl_ray.host import WorkerReport
 from verl_ray.launch import Launched, LaunchSpec, Started, await_start, kill, launch
+from verl_ray.retired import retire
 from verl_ray.shares import Share
 
-__all__ = ["Breakage", "Crew"]
+__all__ = ["Breakage", "Crew", "Places"]
+
+# One node may be lost while the workers move away from another.
+_RESTART_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,23 @@ class Breakage:
 
     def __str__(self) -> str:
         ranks = ("rank " if len(self.ranks) == 1 else "ranks ") + ", ".join(map(str, self.ranks))
-        return f"broken by an earlier failure in {self.method!r} on {ranks}; call restart() or shutdown()"
+        where = f" on {ranks}" if self.ranks else ""
+        return f"broken by an earlier failure in {self.method!r}{where}; call restart() or shutdown()"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the workers of a group are to run: how to start them there, and the share of the pool they have.
+
+    Attributes:
+        spec: how to start the workers.
+        share: their share of the pool's slots, to be given back.
+        placement_s: seconds it took to get the slots.
+    """
+
+    spec: LaunchSpec
+    share: Share
+    placement_s: float
 
 
 class Crew:
@@ -41,8 +61,8 @@ class Crew:
 
     Args:
         name: name of the group, for messages.
-        spec: how to start the workers; None for workers that somebody else started.
-        share: the group's place on its pool, given back on close.
+        find_places: takes places on a pool, other ones where those were lost with a node; None for workers
+            that somebody else started.
         pool_closed: whether the pool under the workers was shut down.
         grace_s: seconds that other ranks get to answer after a first one failed.
     """
@@ -50,18 +70,18 @@ class Crew:
     def __init__(
         self,
         name: str,
-        spec: LaunchSpec | None = None,
-        share: Share | None = None,
+        find_places: Callable[[], Places] | None = None,
         pool_closed: Callable[[], bool] = lambda: False,
         grace_s: float = 2.0,
     ) -> None:
         self.name, self.grace_s = name, grace_s
         self.generation = 0
-        self.placement_s = 0.0
         self.handles: tuple[Any, ...] = ()
         self.names: tuple[str, ...] = ()
         self.watches: list[Watch] = []
-        self._spec, self._share, self._pool_closed = spec, share, pool_closed
+        self._find_places, self._pool_closed = find_places, pool_closed
+        self._places = find_places() if find_places is not None else None
+        self._launches = 0
         self._launched: Launched | None = None
         self._started: Started | None = None
         self._reports: Mapping[int, WorkerReport] = {}
@@ -86,7 +106,12 @@ class Crew:
     @property
     def world_size(self) -> int:
         """How many workers there are."""
-        return self._spec.world_size if self._spec is not None else len(self.handles)
+        return self._places.spec.world_size if self._places is not None else len(self.handles)
+
+    @property
+    def placement_s(self) -> float:
+        """Seconds that it took to get the slots."""
+        return self._places.placement_s if self._places is not None else 0.0
 
     def rank_info(self, rank: int) -> RankInfo:
         """Who a worker is, as it reports itself."""
@@ -96,13 +121,13 @@ class Crew:
     @property
     def owned(self) -> bool:
         """Whether this crew started its workers."""
-        return self._spec is not None
+        return self._find_places is not None
 
     def start(self) -> None:
         """Request the workers of this generation; returns at once."""
         with self._lock:
-            spec = self._startable()
-            self._launched = launch(spec, self.generation)
+            self._launched = launch(self._owned_places().spec, self._launches)
+            self._launches += 1
             self.handles, self.names = self._launched.handles, self._launched.names
 
     def ready(self) -> None:
@@ -112,20 +137,20 @@ class Crew:
             WorkerGroupError: a worker could not start; the crew is closed then.
             StartTimeout: not all were ready in time; likewise.
         """
-        if self._launched is not None:
-            with self._lock:
+        if self._launched is None:
+            return
+        with self._lock:
+            try:
                 self._await_launch()
+            except BaseException:
+                self.close()
+                raise
 
     def _await_launch(self) -> None:
-        spec, launched = self._spec, self._launched
         # Another thread may have waited meanwhile.
-        if spec is None or launched is None:
+        if self._places is None or self._launched is None:
             return
-        try:
-            self._started = await_start(spec, launched)
-        except BaseException:
-            self.close()
-            raise
+        self._started = await_start(self._places.spec, self._launched)
         self._reports, self._launched = self._started.reports, None
 
     def started(self) -> Started | None:
@@ -173,23 +198,54 @@ class Crew:
         return WorkerGroupError(self.name, method, describe_failures(errors, self._reports), silent)
 
     def restart(self) -> None:
-        """End all workers and start them anew on the same slots, as the next generation.
+        """End all workers and start them anew as the next generation: on the same slots, or on others where
+        a node was lost.
+
+        The crew stays broken if that fails, and may be restarted again.
 
         Raises:
             NotTheOwnerError: somebody else started the workers.
             WorkerGroupError: the group or its pool was shut down, or a worker could not start.
+            ResourceUnavailable: a node was lost, and there is no room for its workers elsewhere.
         """
         with self._lock:
-            self._startable()
+            self._owned_places()
             if self.closed:
                 raise WorkerGroupError(
                     self.name, "restart", reason="refused, because the group or its pool was shut down"
                 )
-            kill(self.handles)
-            self.handles, self._launched, self._broken = (), None, None
+            self._broken = Breakage("restart", ())
+            retire(self.handles, self.name, self.generation)
             self.generation += 1
-            self.start()
-            self.ready()
+            try:
+                self._start_anew()
+            except BaseException:
+                self._dismiss()
+                raise
+            self._broken = None
+
+    def _start_anew(self) -> None:
+        for attempt in range(1, _RESTART_ATTEMPTS + 1):
+            self._dismiss()
+            self._move_from_lost_nodes()
+            try:
+                self.start()
+                self._await_launch()
+                return
+            except NodeLost:
+                if attempt == _RESTART_ATTEMPTS:
+                    raise
+
+    def _move_from_lost_nodes(self) -> None:
+        places = self._owned_places()
+        if self._find_places is not None and (places.share.released or places.spec.lost_nodes()):
+            places.share.release()
+            self._places = self._find_places()
+
+    def _dismiss(self) -> None:
+        """End the workers, and nothing else."""
+        handles, self.handles, self._launched = self.handles, (), None
+        kill(handles)
 
     def close(self) -> None:
         """End the workers that this crew started and give the place on the pool back. Safe to call twice."""
@@ -200,12 +256,12 @@ class Crew:
             watch.stop()
         if was_open and self.owned:
             kill(handles)
-        if self._share is not None:
-            self._share.release()
+        if self._places is not None:
+            self._places.share.release()
 
-    def _startable(self) -> LaunchSpec:
-        if self._spec is None:
+    def _owned_places(self) -> Places:
+        if self._places is None:
             raise NotTheOwnerError(
                 self.name, "restart", "it was attached to; restart it where it was started"
             )
-        return self._spec
+        return self._places

@@ -16,6 +16,7 @@ from verl_ray.actor_class import roles_of
 from verl_ray.crew import Crew
 from verl_ray.executor import Executor, Pending
 from verl_ray.futures import data_future
+from verl_ray.retired import refuse_retired
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -51,6 +52,7 @@ class CrewGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         return ref
 
     def _send(self, plan: CallPlan, options: CallOptions) -> Sequence[Pending]:
+        refuse_retired(plan.calls)
         return self._executor.send(plan, options)
 
     def _wait(self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None) -> list[Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 __all__ = [
+    "NOTHING_LEFT",
     "AcceleratorNotOffered",
     "AttributesDiffer",
     "MadeOfFacts",
@@ -19,6 +20,9 @@ __all__ = [
     "SlotOverdrawn",
     "SplitSizeError",
 ]
+
+
+NOTHING_LEFT = "Nothing stays reserved"
 
 
 class ResourceUnavailable(RuntimeError):
@@ -37,13 +41,14 @@ class MadeOfFacts:
 class PlacementTimeout(MadeOfFacts, ResourceUnavailable):
     """The bundles could not be reserved in time; `report` says what each node lacks."""
 
-    def __init__(self, request: str, waited_s: float, report: str) -> None:
-        self.facts = (request, waited_s, report)
-        self.request, self.waited_s, self.report = self.facts
+    def __init__(self, request: str, waited_s: float, report: str, left: str = NOTHING_LEFT) -> None:
+        self.facts = (request, waited_s, report, left)
+        self.request, self.waited_s, self.report, _ = self.facts
         super().__init__(
-            f"could not reserve {request} within {waited_s:.0f} s; {report}. Nothing stays reserved. "
-            "Ask for less (process_on_nodes, max_colocate_count, cpus_per_worker), shut down other pools, "
-            "add nodes, or allow more time with timeout_s="
+            f"could not reserve {request} within {waited_s:.0f} s; {report}. {left}. "
+            "Ask for less (process_on_nodes, cpus_per_worker; leave max_colocate_count out, and all groups "
+            "of the pool share one CPU per process), shut down other pools, add nodes, or allow more time "
+            "with timeout_s="
         )
 
 

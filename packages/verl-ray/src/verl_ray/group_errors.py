@@ -11,10 +11,12 @@ from verl_dispatch.errors import CallTimeout, WorkerGroupError
 __all__ = [
     "AttachError",
     "DetachedGroupError",
+    "NodeLost",
     "NotTheOwnerError",
     "RestartsRefusedError",
     "StaleFutureError",
     "StartTimeout",
+    "StaleReferenceError",
     "TransportRefusedError",
     "UnknownKeywordError",
     "UnknownRolesError",
@@ -143,4 +145,30 @@ class StaleFutureError(WorkerGroupError):
             method,
             reason=f"this future was made by generation {made_in} of the workers; the group was restarted "
             f"since (generation {now}), so its result is refused: call the method again",
+        )
+
+
+class NodeLost(WorkerGroupError):
+    """Nodes on which the group has places are gone."""
+
+    def __init__(self, group: str, method: str, nodes: Sequence[str]) -> None:
+        self.nodes = tuple(nodes)
+        lost = ", ".join(node[:8] for node in self.nodes)
+        super().__init__(
+            group,
+            method,
+            reason=f"the cluster lost node {lost} while workers were to start there; another start, by "
+            "restart() or with a new group, looks for other places",
+        )
+
+
+class StaleReferenceError(WorkerGroupError):
+    """A reference to what an earlier generation of some group's workers was making."""
+
+    def __init__(self, group: str, made_in: int) -> None:
+        super().__init__(
+            group,
+            "restart",
+            reason=f"an ObjectRef among the arguments was made by generation {made_in} of the workers; the "
+            "group was restarted since, so it is refused: call the method again, or pass the value",
         )

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -15,7 +16,7 @@ from verl_dispatch.register import MAGIC_ATTR, register_options
 
 from verl_ray.actor import RayClassWithInitArgs
 from verl_ray.actor_class import classes_of
-from verl_ray.crew import Crew
+from verl_ray.crew import Crew, Places
 from verl_ray.environment import checked_env, forwarded_env, merge_env, merge_runtime_env
 from verl_ray.group_errors import DetachedGroupError, TransportRefusedError, UnsupportedOptionError
 from verl_ray.host import Assignment
@@ -139,25 +140,29 @@ def hire(request: GroupRequest) -> Crew:
     Raises:
         ResourceUnavailable: the cluster cannot place the pool, or the pool has no room for another group.
     """
-    options = request.options()
+    pool = request.pool
+    find_places = partial(_find_places, request, request.options(), request.worker_names())
+    return Crew(request.name, find_places, lambda: pool.closed, request.grace_s)
+
+
+def _find_places(request: GroupRequest, options: Mapping[str, Any], names: tuple[str, ...]) -> Places:
+    """Take a share of the pool's slots, which are reserved first where they are not, or not any more."""
     begin = time.perf_counter()
-    slots = request.pool.place(request.strategy, request.device_name)
+    pool = request.pool
+    slots = pool.place(request.strategy, request.device_name)
     placement_s = time.perf_counter() - begin
     spec = LaunchSpec(
         group=request.name,
         template=request.template,
         options=tuple(_on_slot(options, slot) for slot in slots),
-        names=request.worker_names(),
+        names=names,
         assignments=request.assignments(slots),
         rendezvous=request.rendezvous,
         timeout_s=request.timeout_s,
         grace_s=request.grace_s,
+        lost_nodes=pool.lost_nodes,
     )
-    share = request.pool.acquire(request.name, demand_of_options(options))
-    pool = request.pool
-    crew = Crew(request.name, spec, share, lambda: pool.closed, request.grace_s)
-    crew.placement_s = placement_s
-    return crew
+    return Places(spec, pool.acquire(request.name, demand_of_options(options)), placement_s)
 
 
 def _on_slot(options: Mapping[str, Any], slot: Slot) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Watch:
         self._on_death = on_death
         self._every_s = every_s
         self._stopped = threading.Event()
-        self._generation = -1
+        self._handles: Mapping[int, Any] = {}
         self._in_flight: dict[int, Any] = {}
         self._told: set[int] = set()
         self.thread = threading.Thread(target=self._run, name="verl-ray-watch", daemon=True)
@@ -85,13 +85,12 @@ class Watch:
         if current is None or not ray.is_initialized():
             return False
         generation, handles = current
-        if generation != self._generation:
-            self._generation, self._in_flight, self._told = generation, {}, set()
+        if handles != self._handles:
+            self._handles, self._in_flight, self._told = handles, {}, set()
         self._ask(handles)
         dead = self._dead()
-        # Between asking and now the group may have been shut down on purpose.
-        still = self._workers()
-        if dead and still is not None and still[0] == generation and not self._stopped.is_set():
+        # Between asking and now the group may have been shut down or restarted on purpose.
+        if dead and self._workers() == current and not self._stopped.is_set():
             self._told |= set(dead)
             self._tell(Death(sorted(dead), dead[min(dead)], generation))
         return True

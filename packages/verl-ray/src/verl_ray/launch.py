@@ -7,8 +7,9 @@ for it.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,10 @@ from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.plan import RankCall, SharedObject
 
 from verl_ray.actor import RayClassWithInitArgs
+from verl_ray.cluster import actor_state
 from verl_ray.errors import ResourceUnavailable
 from verl_ray.failures import describe_failures, survey
-from verl_ray.group_errors import StartTimeout
+from verl_ray.group_errors import NodeLost, StartTimeout
 from verl_ray.host import Assignment, WorkerReport
 from verl_ray.message import ONE_READER
 from verl_ray.rendezvous import Rendezvous, RendezvousRequest
@@ -29,7 +31,12 @@ from verl_ray.startup import StartupTimes, startup_times
 
 __all__ = ["LaunchSpec", "Launched", "Started", "await_start", "kill", "launch"]
 
+logger = logging.getLogger("verl_ray")
+
 _START = "__init__"
+_LOOK_S = 2.0
+_FIRST_LOG_S = 10.0
+_NEXT_LOG_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,7 @@ class LaunchSpec:
         rendezvous: what the user said about the meeting point.
         timeout_s: seconds allowed from the request to the last worker's constructor.
         grace_s: seconds that other ranks get to answer after a first one failed.
+        lost_nodes: ids of nodes that held a place of the group and are gone.
     """
 
     group: str
@@ -55,15 +63,16 @@ class LaunchSpec:
     rendezvous: RendezvousRequest
     timeout_s: float
     grace_s: float
+    lost_nodes: Callable[[], Sequence[str]]
 
     @property
     def world_size(self) -> int:
         """How many workers the group has."""
         return len(self.names)
 
-    def names_in(self, generation: int) -> tuple[str, ...]:
-        """Actor names of a generation; Ray frees a name only some time after its actor is gone."""
-        return self.names if generation == 0 else tuple(f"{name}_g{generation}" for name in self.names)
+    def names_of(self, launch: int) -> tuple[str, ...]:
+        """Actor names of a launch; Ray frees a name only some time after its actor is gone."""
+        return self.names if launch == 0 else tuple(f"{name}_g{launch}" for name in self.names)
 
 
 @dataclass(frozen=True)
@@ -87,10 +96,10 @@ class Started:
     times: StartupTimes
 
 
-def launch(spec: LaunchSpec, generation: int) -> Launched:
-    """Request all actors and send their set-up calls; returns at once."""
+def launch(spec: LaunchSpec, number: int) -> Launched:
+    """Request all actors and send their set-up calls, for the time of this number; returns at once."""
     requested_at, deadline = time.time(), time.monotonic() + spec.timeout_s
-    names = spec.names_in(generation)
+    names = spec.names_of(number)
     handles: list[Any] = []
     try:
         for options, name in zip(spec.options, names, strict=True):
@@ -120,15 +129,55 @@ def await_start(spec: LaunchSpec, launched: Launched) -> Started:
     Raises:
         WorkerGroupError: a constructor raised or a worker died; names every failed rank.
         StartTimeout: not all were ready in time.
+        NodeLost: a node that held a place of the group is gone.
         ResourceUnavailable: no port for the meeting point.
     """
-    refs = list(launched.set_ups)
     try:
-        reports = ray.get(refs, timeout=max(0.0, launched.deadline - time.monotonic()))
+        reports = _reports(spec, launched)
         rendezvous = ray.get(launched.meeting)
+    except NodeLost:
+        raise
     except Exception as error:
         raise _start_failure(spec, launched, error) from None
     return Started(dict(enumerate(reports)), rendezvous, startup_times(reports, launched.requested_at))
+
+
+def _reports(spec: LaunchSpec, launched: Launched) -> list[WorkerReport]:
+    """What all workers say, while the cluster is looked at from time to time and a long wait is logged."""
+    next_log = _FIRST_LOG_S
+    while True:
+        left = launched.deadline - time.monotonic()
+        try:
+            reports: list[WorkerReport] = ray.get(
+                list(launched.set_ups), timeout=max(0.0, min(left, _LOOK_S))
+            )
+            return reports
+        except GetTimeoutError as error:
+            if left <= _LOOK_S or isinstance(error, RayTaskError):
+                raise
+        if lost := spec.lost_nodes():
+            raise NodeLost(spec.group, _START, lost)
+        waited = time.time() - launched.requested_at
+        if waited >= next_log:
+            logger.warning("group %r: after %.0f s %s", spec.group, waited, _still_missing(launched))
+            next_log = waited + _NEXT_LOG_S
+
+
+def _still_missing(launched: Launched) -> str:
+    """Who is waited for, and what for: a process, its imports, or the user's constructor."""
+    stages: dict[str, list[int]] = {}
+    for rank in survey(launched.set_ups, 0.0).silent:
+        stages.setdefault(_stage(launched.handles[rank]), []).append(rank)
+    return "; ".join(f"ranks {', '.join(map(str, ranks))} {stage}" for stage, ranks in stages.items())
+
+
+def _stage(handle: Any) -> str:
+    state = actor_state(handle._actor_id.hex())
+    if state == "ALIVE":
+        return "are in their constructor, or wait there for others"
+    if state == "PENDING_CREATION":
+        return "wait for a process, or import their code"
+    return f"are {state} in Ray's words"
 
 
 def _start_failure(spec: LaunchSpec, launched: Launched, error: Exception) -> Exception:

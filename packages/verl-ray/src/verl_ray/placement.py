@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -20,13 +20,21 @@ from ray.util.placement_group import (
 
 from verl_ray.cluster import (
     NodeFacts,
+    alive_node_ids,
     alive_nodes,
     bundle_node_ids,
+    is_placed,
     node_addresses,
     placement_option_supported,
     still_reserved,
 )
-from verl_ray.errors import AcceleratorNotOffered, MadeOfFacts, PlacementNameTaken, PlacementTimeout
+from verl_ray.errors import (
+    NOTHING_LEFT,
+    AcceleratorNotOffered,
+    MadeOfFacts,
+    PlacementNameTaken,
+    PlacementTimeout,
+)
 from verl_ray.feasibility import Feasibility, Need, explain_feasibility, explain_need, labels_match
 from verl_ray.ordering import node_order_key, order_bundles
 
@@ -35,6 +43,7 @@ __all__ = [
     "GroupRequest",
     "Patience",
     "UnsupportedPlacementOption",
+    "await_placement",
     "explain_feasibility",
     "order_bundles",
     "place",
@@ -144,19 +153,60 @@ def _owner_of(name: str) -> str:
 def _wait_until_ready(
     groups: Sequence[PlacementGroup], requests: Sequence[GroupRequest], patience: Patience
 ) -> None:
-    pending = [group.ready() for group in groups]
+    refs = [group.ready() for group in groups]
+
+    def ready_within(seconds: float) -> bool:
+        _, pending = ray.wait(refs, num_returns=len(refs), timeout=seconds, fetch_local=False)
+        return not pending
+
+    _wait(groups, requests, patience, ready_within)
+
+
+def await_placement(groups: Sequence[PlacementGroup], patience: Patience) -> None:
+    """Wait until Ray has found new places for groups that lost a node.
+
+    Raises:
+        PlacementTimeout: there was no room in time; Ray goes on looking.
+        LookupError: somebody removed a group.
+    """
+    requests = [_request_of(group) for group in groups]
+
+    def placed_within(seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not (placed := _on_living_nodes(groups)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return placed
+
+    _wait(groups, requests, patience, placed_within, left="What other groups use stays reserved")
+
+
+def _on_living_nodes(groups: Sequence[PlacementGroup]) -> bool:
+    if not all(is_placed(group) for group in groups):
+        return False
+    living = alive_node_ids()
+    return all(living.issuperset(bundle_node_ids(group)) for group in groups)
+
+
+def _request_of(group: PlacementGroup) -> GroupRequest:
+    entry = placement_group_table(group)
+    return GroupRequest(group.bundle_count, group.bundle_specs[0], entry["strategy"], entry["name"])
+
+
+def _wait(
+    groups: Sequence[PlacementGroup],
+    requests: Sequence[GroupRequest],
+    patience: Patience,
+    done_within: Callable[[float], bool],
+    left: str = NOTHING_LEFT,
+) -> None:
     started = time.monotonic()
     next_report = _FIRST_REPORT_S
     while True:
-        waited = time.monotonic() - started
-        _, pending = ray.wait(
-            pending, num_returns=len(pending), timeout=_step(waited, patience), fetch_local=False
-        )
-        if not pending:
+        if done_within(_step(time.monotonic() - started, patience)):
             return
         waited = time.monotonic() - started
         if waited >= min(patience.timeout_s, patience.hopeless_s):
-            _give_up_if_due(groups, requests, patience, waited)
+            _give_up_if_due(groups, requests, patience, waited, left)
         if waited >= next_report:
             report = _report(groups, requests)
             logger.warning("still waiting for %s after %.0f s: %s", _describe(requests), waited, report)
@@ -168,7 +218,11 @@ def _step(waited: float, patience: Patience) -> float:
 
 
 def _give_up_if_due(
-    groups: Sequence[PlacementGroup], requests: Sequence[GroupRequest], patience: Patience, waited: float
+    groups: Sequence[PlacementGroup],
+    requests: Sequence[GroupRequest],
+    patience: Patience,
+    waited: float,
+    left: str,
 ) -> None:
     nodes = _eligible(alive_nodes(), requests)
     hopeless = not explain_need({node.title: node.total for node in nodes}, _need(requests)).ok
@@ -178,7 +232,7 @@ def _give_up_if_due(
     for name in requests[0].bundle:
         if name not in offered:
             raise AcceleratorNotOffered(name, _for_people(offered), waited)
-    raise PlacementTimeout(_describe(requests), waited, _report(groups, requests))
+    raise PlacementTimeout(_describe(requests), waited, _report(groups, requests), left)
 
 
 def _for_people(resources: Sequence[str]) -> list[str]:

@@ -11,9 +11,10 @@ from verl_dispatch.resource_pool import ResourcePool
 
 from verl_ray.defaults import UnsaidFloat, UnsaidInt, UnsaidStr, as_count
 from verl_ray.errors import PoolAlreadyPlaced, SplitSizeError
+from verl_ray.owned_slots import OwnedSlots
 from verl_ray.pool_spec import InvalidPoolArgument, PoolSpec
 from verl_ray.shares import LEDGER, Claim, Share, demand_of_options
-from verl_ray.slot_sources import BorrowedSlots, FixedSlots, OwnedSlots, Part, PlacementAsk, SlotSource
+from verl_ray.slot_sources import BorrowedSlots, FixedSlots, Part, PlacementAsk, SlotSource
 from verl_ray.slots import Slot, rank_order_of_groups, slots_of_groups
 
 __all__ = [
@@ -194,12 +195,17 @@ class RayResourcePool(ResourcePool):
     def place(
         self, strategy: str = _DEFAULT_STRATEGY, device_name: str = _DEFAULT_DEVICE
     ) -> tuple[Slot, ...]:
-        """Reserve the slots if they are not yet, and return them; a group calls this.
+        """Reserve the slots if they are not yet, or anew where a node was lost; a group calls this.
 
         Raises: as `get_placement_groups`.
         """
         self._source.prepare(PlacementAsk(strategy, None, device_name))
+        self._source.mend()
         return self._source.slots()
+
+    def lost_nodes(self) -> tuple[str, ...]:
+        """Ids of nodes that held slots of the pool and are gone, sorted."""
+        return self._source.lost_nodes()
 
     def slots(self) -> tuple[Slot, ...]:
         """The slots in rank order: the same at every call. Reserved first if they are not yet."""

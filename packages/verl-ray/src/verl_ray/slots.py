@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ray.util.placement_group import PlacementGroup
 
@@ -12,7 +12,7 @@ from verl_ray.cluster import bundle_node_ids, node_addresses
 from verl_ray.ordering import NaturalKey, arrange_on_nodes, node_order_key, order_bundles
 from verl_ray.rank_env import local_ranks
 
-__all__ = ["Slot", "node_sizes", "rank_order_of_groups", "slots_of_groups"]
+__all__ = ["Slot", "node_sizes", "rank_order_of_groups", "relocated", "slots_of_groups"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,22 @@ def _slots_of_group(
         Slot(group, index, node, address, local_rank)
         for (node, address, index, _), (local_rank, _) in zip(ordered, ranks, strict=True)
     ]
+
+
+def relocated(slots: Sequence[Slot]) -> tuple[Slot, ...]:
+    """The same slots, in the same order, with the nodes that Ray has moved them to."""
+    addresses = node_addresses()
+    nodes = {
+        (group.id.hex(), index): node
+        for group in {slot.placement_group.id: slot.placement_group for slot in slots}.values()
+        for index, node in enumerate(bundle_node_ids(group))
+    }
+    found = [nodes[slot.key] for slot in slots]
+    ranks = local_ranks([(slot.key[0], node) for slot, node in zip(slots, found, strict=True)])
+    return tuple(
+        replace(slot, node_id=node, node_ip=addresses.get(node, ""), local_rank=local_rank)
+        for slot, node, (local_rank, _) in zip(slots, found, ranks, strict=True)
+    )
 
 
 def node_sizes(slots: Sequence[Slot]) -> list[int]:

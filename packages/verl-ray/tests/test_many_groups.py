@@ -1,0 +1,59 @@
+"""One driver that starts groups all day: every one of them leaves the cluster and the driver as they were."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group_table
+from verl_dispatch import Dispatch, register
+from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl_ray.cluster import actor_state
+from verl_ray.shares import LEDGER
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(240)]
+
+GROUPS, WARM_UP = 20, 5
+
+
+class Visitor:
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def add(self, number: int) -> int:
+        return number + 1
+
+
+def resident_mib() -> float:
+    """Memory of this process that is in RAM."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 1024**2
+
+
+def test_twenty_groups_in_turn_leave_nothing(
+    shared_ray: None, wait_until_free: Callable[[], dict[str, float]]
+) -> None:
+    actors: list[str] = []
+    memory: list[float] = []
+    before = wait_until_free()
+    template = RayClassWithInitArgs(Visitor)
+    for number in range(GROUPS):
+        ranks = 1 + number % 2
+        pool = RayResourcePool([ranks], use_gpu=number % 3 == 0, max_colocate_count=1)
+        group = RayWorkerGroup(pool, template, name_prefix="visitor")
+        assert group.add(number) == [number + 1] * ranks
+        actors += [handle._actor_id.hex() for handle in group.workers]
+        # Those of most turns are ended; of some, the driver just loses sight.
+        if number % 4:
+            group.shutdown()
+            pool.shutdown()
+        del group, pool
+        gc.collect()
+        memory.append(resident_mib())
+    assert wait_until_free() == before
+    assert {entry["state"] for entry in placement_group_table().values()} <= {"REMOVED"}
+    assert {actor_state(actor) for actor in actors} <= {"DEAD", "unknown"}
+    assert ray.util.list_named_actors(all_namespaces=True) == []
+    assert LEDGER._holdings == {}
+    assert memory[-1] - memory[WARM_UP] < 30
