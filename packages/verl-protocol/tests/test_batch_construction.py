@@ -247,3 +247,12 @@ def test_tensor_and_column_are_typed_ways_to_one_column() -> None:
         data.tensor("s")
     with pytest.raises(KeyError, match="no non-tensor column 'a'"):
         data.column("a")
+
+
+def test_tensors_are_a_dict_of_one_s_own() -> None:
+    data = DataProto.from_dict({"a": torch.arange(2), "b": torch.ones(2)}, {"s": ["x", "y"]})
+    found = data.tensors()
+    assert list(found) == ["a", "b"]
+    assert found["a"] is data.tensor("a")
+    del found["a"]
+    assert "a" in data

@@ -235,7 +235,7 @@ def test_an_unknown_version_is_named(
     with monkeypatch.context() as patch:
         patch.setattr("verl_protocol.wire_version.WIRE_VERSION", 99)
         payload = pickle.dumps(full())
-    with pytest.raises(wire.WireVersionError, match=r"format 99, but verl-protocol 0.* format 1"):
+    with pytest.raises(wire.WireVersionError, match=r"format 99, but verl-protocol 0.* format 2"):
         pickle.loads(payload)
     assert transport(full()).equals(full())
 

@@ -83,6 +83,18 @@ def test_a_written_column_is_found_after_it_was_taken_out() -> None:
         wire.check_unwritten(got)
 
 
+@pytest.mark.parametrize("place", ["object", "alias", "parameter"])
+def test_a_write_is_noticed_wherever_the_tensor_is(place: str) -> None:
+    rows, first = np.empty(2, dtype=object), torch.ones(1000)
+    rows[1] = {"deep": torch.ones(300)}
+    got = read_only({"x": first, "names": rows, "again": first[:], "p": torch.nn.Parameter(torch.ones(300))})
+    target = {"object": got["names"][1]["deep"], "alias": got["again"], "parameter": got["p"]}[place]
+    wire.check_unwritten(got)
+    target.detach().add_(1)
+    with pytest.raises(wire.ReadOnlyWriteError):
+        wire.check_unwritten(got)
+
+
 def test_arrays_in_read_only_memory_refuse_writes() -> None:
     got = read_only({"n": np.zeros(1000)})
     with pytest.raises(ValueError, match="read-only"):
@@ -108,7 +120,7 @@ def test_an_unknown_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         payloads = [wire.dumps([1])[0], pickle.dumps(wire.pack([1]), 5)]
     for payload in payloads:
         with pytest.raises(
-            wire.WireVersionError, match=r"wire format 99, but verl-protocol .* reads wire format 1"
+            wire.WireVersionError, match=r"wire format 99, but verl-protocol .* reads wire format 2"
         ):
             pickle.loads(payload)
 

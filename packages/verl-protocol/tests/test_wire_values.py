@@ -87,6 +87,48 @@ def test_object_arrays_of_two_dimensions_and_none(transport: Transport) -> None:
     assert [array.shape for array in got] == [(2, 2), (0,), (0, 2)]
 
 
+class Word(str):
+    """A string that is more than its characters."""
+
+
+STRINGS: dict[str, list[Any]] = {
+    "short": [f"prompt-{row:08d}" for row in range(300)],
+    "empty": ["", "", ""],
+    "one empty": [""],
+    "with the separator": ["a\0b", "c"],
+    "only separators": ["\0", "\0\0"],
+    "any characters": ["ä", "\U0001f600", "\ud800", "\udfff\ud800", "\n", "日本"],
+    "subclass": ["a", Word("b")],
+    "subclass first": [Word("a"), "b"],
+    "numpy's": ["a", np.str_("b")],
+    "long": ["x" * 5000, "y"],
+    "with None": ["a", None],
+    "bytes": ["a", b"a"],
+}
+
+
+@pytest.mark.parametrize("name", STRINGS)
+def test_strings_arrive_as_they_were(name: str, transport: Transport) -> None:
+    sent = np.empty(len(STRINGS[name]), dtype=object)
+    sent[:] = STRINGS[name]
+    got = transport(sent)
+    assert got.dtype == object
+    assert [(type(item), item) for item in got] == [(type(item), item) for item in STRINGS[name]]
+    square = transport(sent.reshape(1, -1))
+    assert (square.shape, square.tolist()) == ((1, len(sent)), [sent.tolist()])
+    got[0] = None
+    assert got[0] is None
+
+
+def test_a_long_string_that_rows_share_is_sent_once() -> None:
+    sent = np.empty(64, dtype=object)
+    sent[:] = ["long " * 1000] * 64
+    data, buffers = wire.dumps(sent)
+    assert len(data) < 6000
+    got = wire.loads(data, buffers)
+    assert got[0] is got[63]
+
+
 def test_rows_that_share_an_object_still_do(transport: Transport) -> None:
     row = {"x": torch.zeros(200)}
     sent = np.empty(3, dtype=object)

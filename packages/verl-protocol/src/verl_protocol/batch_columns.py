@@ -35,6 +35,13 @@ class BatchColumns(BatchRows):
             raise UnknownKeyError([key], selecting.TENSOR, tensors)
         return tensors[key]
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensor columns by key, in order; a new dict of the columns themselves, not of copies.
+
+        Cheaper than `.batch`, which builds a TensorDict.
+        """
+        return self._columns()
+
     def column(self, key: str) -> NDArray[Any]:
         """The non-tensor column `key`.
 

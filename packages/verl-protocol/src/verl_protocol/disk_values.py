@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from verl_protocol import nested
 from verl_protocol.disk_file import Entry, MappedFile
 from verl_protocol.jagged import is_jagged, jagged_parts
+from verl_protocol.wire_array import restore_objects
 from verl_protocol.wire_buffer import array_bytes, tensor_bytes
-from verl_protocol.wire_tensor import dtype_name, dtype_named, is_dense, restore_jagged, restore_objects
+from verl_protocol.wire_tensor import dtype_name, dtype_named, is_dense, restore_jagged
 from verl_protocol.wire_tensordict import restore_non_tensor_stack, restore_tensordict
 
 _TENSOR_CLASSES = frozenset(["Tensor", "Parameter", "MemoryMappedTensor"])

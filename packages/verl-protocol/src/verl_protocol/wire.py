@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -84,8 +85,8 @@ def loads(
     with nullcontext() if device is None else loading_on(device):
         if readers != "read_only":
             return pickle.loads(data, buffers=ready)
-        with counting_writes():
-            return watch(pickle.loads(data, buffers=ready))
+        with counting_writes() as made:
+            return watch(pickle.loads(data, buffers=ready), made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +140,14 @@ def _open(version: int, value: Any) -> Any:
     return value
 
 
+_NEVER_REDUCED = frozenset([type, FunctionType, BuiltinFunctionType, MethodType])
+"""Types of objects that a pickler asks about often, and of which the encoder knows nothing."""
+
+
 @cache
 def _asking_pickler(base: type[pickle.Pickler]) -> type[pickle.Pickler]:
     """A pickler like `base` that asks an `Encoder` first."""
+    fallback = getattr(base, "reducer_override", None)
 
     class AskingPickler(base):  # type: ignore[valid-type, misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -149,10 +155,10 @@ def _asking_pickler(base: type[pickle.Pickler]) -> type[pickle.Pickler]:
             self._encoder = Encoder(5, asked=True)
 
         def reducer_override(self, obj: Any) -> Any:
-            reduction = self._encoder.reduce(obj)
-            if reduction is not None:
-                return reduction
-            fallback = getattr(super(), "reducer_override", None)
-            return NotImplemented if fallback is None else fallback(obj)
+            if type(obj) not in _NEVER_REDUCED:
+                reduction = self._encoder.reduce(obj)
+                if reduction is not None:
+                    return reduction
+            return NotImplemented if fallback is None else fallback(self, obj)
 
     return AskingPickler

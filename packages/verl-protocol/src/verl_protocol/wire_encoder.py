@@ -15,11 +15,11 @@ import torch
 
 from verl_protocol.nested import is_tensordict
 from verl_protocol.state import BatchState
+from verl_protocol.wire_array import reduce_array
 from verl_protocol.wire_batch import reduce_batch
 from verl_protocol.wire_tensor import (
     Reduction,
     is_plain,
-    reduce_array,
     reduce_dense,
     reduce_tensor,
     restore_alias,

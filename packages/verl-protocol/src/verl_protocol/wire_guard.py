@@ -7,6 +7,7 @@ are not counted.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -41,15 +42,32 @@ class _Guard:
                 raise ReadOnlyWriteError(name)
 
 
-def watch(value: T) -> T:
-    """`value`, whose tensors `check_unwritten` can tell about from now on."""
-    found = ((name, leaf) for name, leaf in leaves(value) if isinstance(leaf, torch.Tensor))
+def watch(value: T, made: Sequence[torch.Tensor] | None = None) -> T:
+    """`value`, whose tensors `check_unwritten` can tell about from now on.
+
+    Args:
+        made: the tensors that share memory with others; None for all.
+    """
     # Tensors made under inference mode count no writes.
-    tensors = [(name, tensor) for name, tensor in found if not tensor.is_inference()]
+    tensors = [(name, tensor) for name, tensor in _tensors(value, made) if not tensor.is_inference()]
     guard = _Guard(tuple((name, tensor._version, tensor.detach()) for name, tensor in tensors))
     for _, tensor in tensors:
         setattr(tensor, GUARD_ATTRIBUTE, guard)
     return value
+
+
+def _tensors(value: object, made: Sequence[torch.Tensor] | None) -> Iterator[tuple[str, torch.Tensor]]:
+    sought = None if made is None else set(map(id, made))
+    if sought == set():
+        return
+    for name, leaf in leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            yield name, leaf
+            if sought is not None:
+                sought.discard(id(leaf))
+                # Behind the last of them may lie thousands of objects without any tensor.
+                if not sought:
+                    return
 
 
 def check_unwritten(value: object) -> None:

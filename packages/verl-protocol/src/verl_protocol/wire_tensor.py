@@ -1,4 +1,4 @@
-"""How one tensor or array is written into a pickle, and how it is made again.
+"""How one tensor is written into a pickle, and how it is made again.
 
 Every function `reduce_*` answers as `object.__reduce__` does: a function of this module and its arguments.
 They hold plain values and raw bytes, so any dtype travels, nothing is allocated on a device unless asked for,
@@ -13,12 +13,10 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from verl_protocol.jagged import build_jagged, is_jagged, jagged_parts, jagged_view
-from verl_protocol.wire_buffer import array_bytes, as_array, as_tensor, incoming, outgoing, tensor_bytes
+from verl_protocol.wire_buffer import as_tensor, incoming, outgoing, tensor_bytes
 
 Reduction: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 Part: TypeAlias = Callable[[Any], Any]
@@ -37,7 +35,7 @@ class UnknownDtypeError(ValueError):
 
 class _Target(threading.local):
     device: torch.device | None = None
-    counts_writes: bool = False
+    counted: list[torch.Tensor] | None = None
 
 
 _target = _Target()
@@ -60,15 +58,19 @@ def loading_on(device: torch.device | str | int | None) -> Iterator[None]:
 
 
 @contextmanager
-def counting_writes() -> Iterator[None]:
-    """What this thread unpickles inside the block counts in-place writes, as `wire_guard` needs it."""
-    before, _target.counts_writes = _target.counts_writes, True
+def counting_writes() -> Iterator[list[torch.Tensor]]:
+    """What this thread unpickles inside the block counts in-place writes, as `wire_guard` needs it.
+
+    The list that the block is given fills with the dense tensors that were made.
+    """
+    before = _target.counted
+    counted = _target.counted = []
     try:
         # Tensors made under inference mode count no writes.
         with torch.inference_mode(False):
-            yield
+            yield counted
     finally:
-        _target.counts_writes = before
+        _target.counted = before
 
 
 def reduce_tensor(tensor: torch.Tensor, protocol: int, part: Part) -> Reduction | None:
@@ -131,7 +133,13 @@ def restore_dense(dtype: str, shape: Sequence[int], data: Any) -> torch.Tensor:
     if data is None:
         return torch.empty(shape, dtype=dtype_named(dtype), device=_target.device)
     tensor = as_tensor(incoming(data), dtype_named(dtype), shape)
-    return tensor if _target.device is None else tensor.to(_target.device)
+    return _made(tensor if _target.device is None else tensor.to(_target.device))
+
+
+def _made(tensor: torch.Tensor) -> torch.Tensor:
+    if _target.counted is not None:
+        _target.counted.append(tensor)
+    return tensor
 
 
 def restore_meta(dtype: str, shape: Sequence[int]) -> torch.Tensor:
@@ -141,7 +149,7 @@ def restore_meta(dtype: str, shape: Sequence[int]) -> torch.Tensor:
 
 def restore_alias(tensor: torch.Tensor) -> torch.Tensor:
     """Another tensor over the same memory: what were two names for it (tied weights) still are."""
-    return tensor.detach()
+    return _made(tensor.detach())
 
 
 def _reduce_decorated(tensor: torch.Tensor, part: Part) -> Reduction:
@@ -191,7 +199,7 @@ def restore_jagged(
     max_length: int | None,
 ) -> torch.Tensor:
     """A jagged tensor from the parts it consists of."""
-    if _target.counts_writes or min_length is not None or max_length is not None:
+    if _target.counted is not None or min_length is not None or max_length is not None:
         return jagged_view(values, offsets, dim, lengths, min_length, max_length)
     return build_jagged(values, offsets, dim, lengths)
 
@@ -203,29 +211,3 @@ def _reduce_strided_nested(tensor: torch.Tensor, part: Part) -> Reduction:
 def restore_strided_nested(rows: list[torch.Tensor]) -> torch.Tensor:
     """A nested tensor of the strided layout from its rows."""
     return torch.nested.as_nested_tensor(rows, layout=torch.strided)
-
-
-def reduce_array(array: NDArray[Any], protocol: int, part: Part) -> Reduction | None:
-    """The reduction of a plain numpy array; None for those whose bytes do not say it all."""
-    if array.dtype == object:
-        return restore_objects, (part(array.ravel().tolist()), array.shape)
-    if array.dtype.hasobject or array.dtype.kind == "T":
-        return None
-    return restore_array, (_dtype_form(array.dtype), array.shape, outgoing(array_bytes(array), protocol))
-
-
-@cache
-def _dtype_form(dtype: np.dtype[Any]) -> Any:
-    """The dtype's short name where that says it all, else (records, dtypes of other packages) the dtype."""
-    return dtype.str if dtype.kind in "biufcmMSU" and np.dtype(dtype.str) == dtype else dtype
-
-
-def restore_array(dtype: Any, shape: tuple[int, ...], data: Any) -> NDArray[Any]:
-    """An array from its bytes, or from None where it has none."""
-    known = np.dtype(dtype)
-    return np.empty(shape, known) if data is None else as_array(incoming(data), known, shape)
-
-
-def restore_objects(items: list[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """An array of these very objects, whatever their own shapes."""
-    return np.fromiter(items, dtype=object, count=len(items)).reshape(shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """The format that this release writes, and the only one that it reads."""
 
 

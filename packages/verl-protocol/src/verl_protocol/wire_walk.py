@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias
 
@@ -50,8 +50,10 @@ def _children(value: Any) -> Iterable[tuple[object, Any]]:
     """The values directly inside another one, each with its key."""
     if isinstance(value, Mapping) or is_tensordict(value):
         return tensordict_entries(value) if is_tensordict(value) else value.items()
-    if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object):
-        return () if _PLAIN.issuperset(map(type, value)) else enumerate(value)
+    if isinstance(value, np.ndarray):
+        return _items(value.tolist()) if value.dtype == object else ()
+    if isinstance(value, (list, tuple)):
+        return _items(value)
     if is_jagged(value):
         values, offsets, lengths, _ = jagged_parts(value)
         return [("values", values), ("offsets", offsets), ("lengths", lengths)]
@@ -60,6 +62,10 @@ def _children(value: Any) -> Iterable[tuple[object, Any]]:
     if is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name, None)) for field in fields(value)]
     return ()
+
+
+def _items(items: Sequence[Any]) -> Iterable[tuple[object, Any]]:
+    return () if _PLAIN.issuperset(map(type, items)) else enumerate(items)
 
 
 def nbytes_of(value: object) -> int:
