@@ -277,6 +277,9 @@ def test_roles_have_names() -> None:
     classes: Any = {3: Echo}
     with pytest.raises(InvalidRolesError, match="expected a name for each role"):
         create_colocated_worker_raw_cls(classes)
+    no_classes: Any = [Echo]
+    with pytest.raises(InvalidRolesError, match="expected a dict of role and class"):
+        create_colocated_worker_raw_cls(no_classes)
     group: Any = LocalWorkerGroup(create_colocated_worker_raw_cls({"actor": Echo}), 2)
     assert group.spawn("actor")["actor"].value(1) == [1, 1]
 

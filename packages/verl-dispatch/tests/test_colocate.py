@@ -10,10 +10,13 @@ from verl_dispatch.colocate import (
     AmbiguousDirectMethodError,
     ColocatedWorker,
     GroupViewError,
+    InvalidRolesError,
+    RoleClassError,
     UnknownRoleError,
     create_colocated_worker_raw_cls,
     has_async_methods,
 )
+from verl_dispatch.errors import UnknownMethodError
 from verl_dispatch.local import LocalWorkerGroup
 from verl_dispatch.modes import Dispatch
 from verl_dispatch.rank_info import RankInfo, building
@@ -48,7 +51,7 @@ class Actor(Worker):
 class Critic(Worker):
     def __init__(self) -> None:
         super().__init__()
-        self.sibling_at_start = self.get_fused_worker_by_name("actor")
+        self.sibling_at_start = self.fused_worker_dict.get("actor")
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def describe(self) -> tuple[int, str]:
@@ -90,13 +93,17 @@ def test_fused_roles_find_those_built_before_them() -> None:
     assert critic.sibling_at_start is actor
     assert actor.fused_worker_dict is critic.fused_worker_dict is worker.fused_worker_dict
     assert actor.get_fused_worker_by_name("critic") is critic
-    assert actor.get_fused_worker_by_name("reward") is None
+    with pytest.raises(
+        UnknownRoleError, match=r"'reward'; colocated roles: actor \(Actor\), critic \(Critic\)"
+    ):
+        actor.get_fused_worker_by_name("reward")
 
 
 def test_roles_that_are_not_fused_are_strangers() -> None:
     worker = built(create_colocated_worker_raw_cls({"actor": Actor, "critic": Critic}, fused=False))
     assert worker.role_worker("critic").sibling_at_start is None
-    assert worker.role_worker("actor").fused_worker_dict == {}
+    with pytest.raises(UnknownRoleError, match="'critic'; colocated roles: none"):
+        worker.role_worker("actor").get_fused_worker_by_name("critic")
 
 
 def test_direct_methods_are_bound_without_their_role() -> None:
@@ -211,10 +218,31 @@ def test_fuse_refuses_names_that_the_group_needs() -> None:
         group.fuse({"spawn"})
 
 
-@pytest.mark.parametrize(("name", "cls"), [("reward", None), ("critic", Actor)])
-def test_role_must_exist_and_be_of_the_class(group: Any, name: str, cls: Any) -> None:
-    with pytest.raises(UnknownRoleError, match=rf"'{name}'.*critic \(Critic\)"):
-        group.role(name, cls)
+@pytest.mark.parametrize("name", ["reward", "", None, 3])
+def test_a_role_must_exist(group: Any, name: Any) -> None:
+    with pytest.raises(UnknownRoleError, match=rf"unknown role {name!r}; .*critic \(Critic\)"):
+        group.role(name)
+
+
+@pytest.mark.parametrize("cls", [Actor, "Critic", Critic.describe])
+def test_a_role_must_be_of_the_class(group: Any, cls: Any) -> None:
+    with pytest.raises(
+        RoleClassError, match=r"role 'critic' is of class Critic, got cls=.*expected Critic or"
+    ) as caught:
+        group.role("critic", cls)
+    assert isinstance(caught.value, ValueError)
+    assert group.role("critic", Worker).describe() == group.role("critic", Critic).describe()
+
+
+@pytest.mark.parametrize("roles", [3, None])
+def test_roles_to_spawn_are_names(group: Any, roles: Any) -> None:
+    with pytest.raises(InvalidRolesError, match=f"prefix_set={roles}, expected names"):
+        group.spawn(roles)
+
+
+def test_a_method_of_a_role_is_looked_for_on_its_view(group: Any) -> None:
+    with pytest.raises(UnknownMethodError, match=r"'describe'.*on the view of its role \(actor, critic\)"):
+        group.describe()
 
 
 def test_a_group_without_roles_has_none_to_spawn() -> None:
@@ -223,6 +251,11 @@ def test_a_group_without_roles_has_none_to_spawn() -> None:
 
 
 def test_errors_cross_process_borders() -> None:
-    for error in (UnknownRoleError("x", {"a": "A"}), GroupViewError("restart", "a", "group")):
+    errors = (
+        UnknownRoleError("x", {"a": "A"}),
+        RoleClassError("a", Actor, Critic),
+        GroupViewError("restart", "a", "group"),
+    )
+    for error in errors:
         again = pickle.loads(pickle.dumps(error))
         assert (type(again), str(again)) == (type(error), str(error))

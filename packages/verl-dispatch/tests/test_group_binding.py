@@ -1,11 +1,20 @@
 """Binding: what a group offers of its worker class, what it keeps of a method, and what it refuses."""
 
+import copy
 import inspect
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from verl_dispatch import Dispatch, Execute, LocalWorkerGroup, Worker, WorkerGroup, register
-from verl_dispatch.errors import MethodOverrideError, ReservedNameError, UnknownMethodError
+from verl_dispatch.errors import (
+    MethodOverrideError,
+    NotPicklableError,
+    ReservedNameError,
+    UnknownMethodError,
+    WorkerGroupError,
+)
 from verl_dispatch.worker_group import RESERVED_NAMES
 
 
@@ -69,6 +78,48 @@ def test_unknown_names_list_the_known_ones_and_guess(group: Any) -> None:
         with pytest.raises(AttributeError, match="'hidden'"):
             unknown("hidden")
     assert not hasattr(group, "hidden")
+
+
+def test_of_the_known_names_those_of_the_base_class_are_not_shown(group: Any) -> None:
+    with pytest.raises(UnknownMethodError) as caught:
+        group.zzz()
+    shown = str(caught.value).split("registered methods: ")[1].split(", ")
+    assert "add" in shown
+    assert not [name for name in shown if hasattr(Worker, name)]
+    bare: Any = LocalWorkerGroup(Worker, 1)
+    with pytest.raises(UnknownMethodError, match="get_dispatch_collect"):
+        bare.zzz()
+
+
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "the group": lambda group: group,
+    "a method": lambda group: group.add,
+    "the methods": lambda group: group.methods,
+    "a call under way": lambda group: group.add.submit(1),
+}
+
+
+@pytest.mark.parametrize("do", [pickle.dumps, copy.deepcopy], ids=["pickle", "deepcopy"])
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_groups_are_not_pickled(group: Any, holder: str, do: Callable[[Any], Any]) -> None:
+    with pytest.raises(NotPicklableError, match=r"LocalWorkerGroup\[Calculator\].* belongs to the program"):
+        do(HOLDERS[holder](group))
+
+
+def test_a_group_is_not_copied_but_its_methods_may_be(group: Any) -> None:
+    with pytest.raises(NotPicklableError, match="cannot be pickled, copied"):
+        copy.copy(group)
+    assert copy.copy(group.methods).add(1) == copy.copy(group.add)(1) == [2, 2]
+
+
+def test_futures_of_an_in_process_group_are_not_pickled(group: Any) -> None:
+    with pytest.raises(NotPicklableError, match=r"call result\(\) and send the value"):
+        pickle.dumps(group.execute_all_async("add", 1)[0])
+
+
+def test_a_group_sent_to_a_worker_says_what_to_do_instead(group: Any) -> None:
+    with pytest.raises(WorkerGroupError, match="get_fused_worker_by_name"):
+        group.add(group)
 
 
 def test_methods_are_reached_by_every_door(group: Any) -> None:

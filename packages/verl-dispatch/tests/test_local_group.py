@@ -236,6 +236,21 @@ def test_world_size_is_checked(world_size: Any) -> None:
         LocalWorkerGroup(Probe, world_size)
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"name_prefix": 5}, "name_prefix must be a str, got 5"),
+        ({"name_prefix": None}, "name_prefix must be a str, got None"),
+        ({"name_prefix": b"actor"}, "name_prefix must be a str, got b'actor'"),
+        ({"name_prefix": "a\0b"}, "name_prefix must not have a null character"),
+        ({"concurrent": "yes"}, "concurrent must be True or False, got 'yes'"),
+    ],
+)
+def test_options_are_checked(options: Any, problem: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=problem):
+        LocalWorkerGroup(Probe, 1, **options)
+
+
 @pytest.mark.parametrize("cls", [Probe(), 3, "Probe"] if "RANK" in os.environ else [3, "Probe", None])
 def test_class_is_checked(cls: Any) -> None:
     with pytest.raises(TypeError, match="cls must be a class"):

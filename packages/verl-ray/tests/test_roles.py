@@ -51,7 +51,7 @@ class Actor(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def critics_name(self) -> str:
-        critic = self.get_fused_worker_by_name("a_b")
+        critic = self.fused_worker_dict.get("a_b")
         return "none" if critic is None else str(critic.c()[0])
 
     @register(dispatch_mode=Dispatch.DIRECT_ROLLOUT_METHOD)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from verl_dispatch.errors import _Facts
+from verl_dispatch.errors import UnknownRoleError, _Facts
 from verl_dispatch.modes import Dispatch
 from verl_dispatch.rank_info import WorkerSite, building, current_site
 from verl_dispatch.register import MAGIC_ATTR
@@ -19,6 +19,7 @@ __all__ = [
     "ColocatedWorker",
     "GroupViewError",
     "InvalidRolesError",
+    "RoleClassError",
     "RoleSpec",
     "UnknownRoleError",
     "create_colocated_worker_raw_cls",
@@ -26,21 +27,23 @@ __all__ = [
 ]
 
 
-class InvalidRolesError(_Facts, ValueError):
-    """The roles that shall share a process cannot be made out."""
+class InvalidRolesError(_Facts, ValueError, TypeError):
+    """Roles that cannot be made out, or cannot be what is asked of them."""
 
-    def __init__(self, given: object, expected: str) -> None:
-        self.given, self.expected = given, expected
-        super().__init__(f"class_dict={given!r}, expected {expected}")
+    def __init__(self, given: object, expected: str, parameter: str = "class_dict") -> None:
+        self.given, self.expected, self.parameter = given, expected, parameter
+        super().__init__(f"{parameter}={given!r}, expected {expected}")
 
 
-class UnknownRoleError(_Facts, KeyError):
-    """A role that is not colocated here, or not of the class that was named."""
+class RoleClassError(_Facts, ValueError, TypeError):
+    """A role that is not of the class it is asked for with."""
 
-    def __init__(self, role: str, known: Mapping[str, str]) -> None:
-        self.role, self.known = role, dict(known)
-        roles = ", ".join(f"{name} ({cls})" for name, cls in known.items()) or "none"
-        super().__init__(f"unknown role '{role}'; colocated roles: {roles}")
+    def __init__(self, role: str, held: type, asked: object) -> None:
+        self.role, self.held, self.asked = role, held, asked
+        super().__init__(
+            f"role {role!r} is of class {held.__name__}, got cls={asked!r}, "
+            f"expected {held.__name__} or a class it derives from"
+        )
 
 
 class GroupViewError(_Facts, RuntimeError):
@@ -145,6 +148,8 @@ def create_colocated_worker_raw_cls(
     Raises:
         InvalidRolesError: `class_dict` is empty, or an entry is no class.
     """
+    if not isinstance(class_dict, Mapping):
+        raise InvalidRolesError(class_dict, "a dict of role and class")
     if not class_dict:
         raise InvalidRolesError(class_dict, "at least one role")
     if not all(map(_is_name, class_dict)):

@@ -21,6 +21,7 @@ __all__ = [
     "MixedOrderWarning",
     "NoBatchError",
     "NoInstanceMethodError",
+    "NotPicklableError",
     "RankSetError",
     "RefusedPairError",
     "ReservedNameError",
@@ -30,6 +31,7 @@ __all__ = [
     "UnknownMemberError",
     "UnknownMeshError",
     "UnknownMethodError",
+    "UnknownRoleError",
     "UnsplittableArgumentError",
     "WorkerFailure",
     "WorkerGroupError",
@@ -289,13 +291,33 @@ class MixedOrderWarning(UserWarning):
 
 
 class UnknownMethodError(_Facts, AttributeError):
-    """A method that the group's worker class has not registered."""
+    """A method that the group's worker class has not registered; `roles` are those that have, if any."""
 
-    def __init__(self, group: str, name: str, known: Sequence[str], hint: str = "") -> None:
+    def __init__(
+        self, group: str, name: str, known: Sequence[str], hint: str = "", roles: Sequence[str] = ()
+    ) -> None:
         maybe = f"; maybe {hint!r}?" if hint else ""
+        ways = f"; call it on the view of its role ({_names(roles)}), which spawn gives" if roles else ""
         super().__init__(
-            f"{group} has no registered method {name!r}{maybe}; registered methods: {_names(known)}"
+            f"{group} has no registered method {name!r}{maybe}; registered methods: {_names(known)}{ways}"
         )
+
+
+class UnknownRoleError(_Facts, KeyError):
+    """A role that does not share this process."""
+
+    def __init__(self, role: object, known: Mapping[str, str]) -> None:
+        self.role, self.known = role, dict(known)
+        roles = ", ".join(f"{name} ({cls})" for name, cls in known.items()) or "none"
+        super().__init__(f"unknown role {role!r}; colocated roles: {roles}")
+
+
+class NotPicklableError(_Facts, TypeError):
+    """A thing that belongs to the program that made it, about to be pickled, copied or sent to a worker."""
+
+    def __init__(self, what: str, ways: str) -> None:
+        self.what, self.ways = what, ways
+        super().__init__(f"{what} cannot be pickled, copied or sent to a worker: {ways}")
 
 
 @dataclass(frozen=True, slots=True)

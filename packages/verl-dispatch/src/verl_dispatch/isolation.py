@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, SupportsIndex, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from verl_protocol.nested import is_tensordict
 from verl_protocol.wire import dumps, loads
 
 from verl_dispatch.argument_parts import PaddedPart
+from verl_dispatch.errors import NotPicklableError
 from verl_dispatch.future_parts import FuturePart
 
 __all__ = ["PrivateFuture", "new_memo", "private_arguments", "private_copy"]
@@ -49,6 +50,14 @@ class PrivateFuture(Future[Any]):
     def shared_result(self, timeout: float | None = None) -> Any:
         """The value itself, for a look that changes nothing."""
         return super().result(timeout)
+
+    def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
+        """Refuses: it is filled in this process.
+
+        Raises:
+            NotPicklableError: always.
+        """
+        raise NotPicklableError("a future of an in-process group", "call result() and send the value")
 
     def __await__(self) -> Generator[Any, None, Any]:
         return asyncio.wrap_future(self).__await__()

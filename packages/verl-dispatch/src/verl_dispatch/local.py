@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from verl_protocol import DataProtoFuture
 
-from verl_dispatch.colocate import ColocatedWorker, GroupViewError, InvalidRolesError, UnknownRoleError
-from verl_dispatch.errors import CallTimeout
+from verl_dispatch.colocate import ColocatedWorker, GroupViewError, InvalidRolesError, RoleClassError
+from verl_dispatch.errors import CallTimeout, UnknownRoleError
 from verl_dispatch.local_answer import AnswerRows, LocalAnswer, LocalCall, LocalFuture
 from verl_dispatch.local_state import GRACE_S, LocalState
 from verl_dispatch.options import CallOptions
@@ -99,6 +99,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         super().__init__()
         cls, args, kwargs = _unpacked(cls, args, kwargs)
         self._world_size = _checked_world_size(world_size)
+        _check_options(concurrent, name_prefix)
         self.name_prefix = name_prefix
         self._role: str | None = None
         for each in (cls, *_role_classes(cls).values()):
@@ -107,6 +108,11 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         self._state = LocalState(name, name_prefix, cls, self._world_size, args, kwargs, concurrent)
         self._start()
         self._bind_worker_method(cls)
+
+    _way_to_workers = (
+        "it belongs to the program that made it; roles that call each other share a process: "
+        "create_colocated_worker_raw_cls, then get_fused_worker_by_name in the worker"
+    )
 
     def _start(self) -> None:
         self._generation_seen = self._state.life.generation
@@ -295,7 +301,10 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
 
         Raises:
             UnknownRoleError: a role that is not colocated here.
+            InvalidRolesError: no names of roles.
         """
+        if not isinstance(prefix_set, Iterable):
+            raise InvalidRolesError(prefix_set, "names of roles", "prefix_set")
         roles = [prefix_set] if isinstance(prefix_set, str) else dict.fromkeys(prefix_set)
         return {role: self.role(role) for role in roles}
 
@@ -309,9 +318,8 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         views = self.spawn(prefix_set)
         for role in views:
             if role in RESERVED_NAMES or hasattr(type(self), role) or role in self._methods:
-                raise InvalidRolesError(
-                    role, "role names that the group does not need for itself, to fuse them"
-                )
+                expected = "names that the group does not need for itself; spawn gives such a role's view"
+                raise InvalidRolesError(role, expected, "prefix_set")
         self.__dict__.update(views)
         self.wg_dict = views
 
@@ -323,10 +331,13 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         """A view of one role; `cls`, its worker class, tells type checkers its methods.
 
         Raises:
-            UnknownRoleError: a role that is not colocated here, or is of another class.
+            UnknownRoleError: a role that is not colocated here.
+            RoleClassError: it is of another class.
         """
         classes = _role_classes(self._state.cls)
-        if name not in classes or (cls is not None and not issubclass(classes[name], cls)):
+        if name in classes and cls is not None and not _is_of(classes[name], cls):
+            raise RoleClassError(name, classes[name], cls)
+        if name not in classes:
             raise UnknownRoleError(name, {role: found.__name__ for role, found in classes.items()})
         view = object.__new__(type(self))
         WorkerGroup.__init__(view)
@@ -334,6 +345,10 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         view._state, view._role, view._generation_seen = self._state, name, self._generation_seen
         view._bind_worker_method(classes[name])
         return view
+
+
+def _is_of(held: type, asked: Any) -> bool:
+    return isinstance(asked, type) and issubclass(held, asked)
 
 
 def _role_classes(cls: type) -> Mapping[str, type]:
@@ -349,6 +364,15 @@ def _unpacked(
     if not isinstance(cls, type):
         raise TypeError(f"cls must be a class, or an object with cls, args and kwargs, got {given!r}")
     return cls, (*given.args, *args), {**given.kwargs, **kwargs}
+
+
+def _check_options(concurrent: Any, name_prefix: Any) -> None:
+    if not isinstance(concurrent, bool):
+        raise TypeError(f"concurrent must be True or False, got {concurrent!r}")
+    if not isinstance(name_prefix, str):
+        raise TypeError(f"name_prefix must be a str, got {name_prefix!r}")
+    if "\0" in name_prefix:
+        raise ValueError(f"name_prefix must not have a null character, got {name_prefix!r}")
 
 
 def _checked_world_size(world_size: Any) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, SupportsIndex, TypeVar
 
+from verl_dispatch.errors import UnknownRoleError
 from verl_dispatch.modes import Dispatch, Execute
 from verl_dispatch.network import free_port, node_address
 from verl_dispatch.process_group import ProcessGroup, TorchProcessGroup
@@ -148,8 +149,16 @@ class Worker:
         ]
 
     def get_fused_worker_by_name(self, worker_name: str) -> Any:
-        """The worker of another role in this process, None if the role is not here."""
-        return self.fused_worker_dict.get(worker_name)
+        """The worker of another role in this process; in a constructor, of a role that was built before.
+
+        Raises:
+            UnknownRoleError: no such role here. `fused_worker_dict.get(name)` asks without an error.
+        """
+        try:
+            return self.fused_worker_dict[worker_name]
+        except KeyError:
+            known = {name: type(worker).__name__ for name, worker in self.fused_worker_dict.items()}
+            raise UnknownRoleError(worker_name, known) from None
 
     def _register_dispatch_collect_info(
         self, mesh_name: str, dp_rank: SupportsIndex, is_collect: bool

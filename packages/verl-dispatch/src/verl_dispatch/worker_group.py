@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, cast, overload
+from typing import Any, ClassVar, Generic, Literal, NoReturn, SupportsIndex, cast, overload
 
 from verl_protocol import DataProtoFuture
 
 from verl_dispatch.collectors import LIST, SINGLE
-from verl_dispatch.errors import UnknownMethodError
+from verl_dispatch.errors import NotPicklableError, UnknownMethodError
 from verl_dispatch.group_method import CallFuture, GroupMethod
 from verl_dispatch.mesh import Mesh, mesh_of
 from verl_dispatch.method import RegisteredMethod, registered_methods, warn_of_mixed_order
 from verl_dispatch.options import DEFAULT_OPTIONS, CallOptions
 from verl_dispatch.plan import CallPlan, RankCall
 from verl_dispatch.planners import all_ranks
+from verl_dispatch.register import MAGIC_ATTR
 from verl_dispatch.registry import functions_of, get_predefined_execute_fn
 from verl_dispatch.resource_pool import ResourcePool
 from verl_dispatch.tracing import CallTrace
 from verl_dispatch.typed_methods import GP, A, D, G, GroupRef, GroupWorker, Method, R
 from verl_dispatch.typed_modes import Ref
+from verl_dispatch.worker import Worker
 
 __all__ = ["RESERVED_NAMES", "MethodNames", "WorkerGroup"]
 
@@ -369,9 +371,26 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         raise self._unknown(name)
 
     def _unknown(self, name: str) -> UnknownMethodError:
-        known = list(self.__dict__.get("_methods", ()))
-        hint = difflib.get_close_matches(name, known, n=1)
-        return UnknownMethodError(self._label(), name, known, *hint)
+        known = [each for each in self.__dict__.get("_methods", ()) if not each.startswith("_")]
+        # What every worker has is of no help to who looks for a method of their own.
+        own = [each for each in known if not hasattr(Worker, each)]
+        [hint] = difflib.get_close_matches(name, known, n=1) or [""]
+        classes: Mapping[str, type] = getattr(self.__dict__.get("_worker_class"), "raw_cls_dict", {})
+        roles = [role for role, cls in classes.items() if hasattr(getattr(cls, name, None), MAGIC_ATTR)]
+        return UnknownMethodError(self._label(), name, own or known, hint, roles)
+
+    def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
+        """Refuses: a group is a part of the program that made it.
+
+        Raises:
+            NotPicklableError: always.
+        """
+        raise NotPicklableError(repr(self), self._way_to_workers)
+
+    _way_to_workers: ClassVar[str] = (
+        "it belongs to the program that made it; another program, or a worker, reaches the workers of a "
+        "detached group with from_detached(worker_names=...)"
+    )
 
     def _label(self) -> str:
         worker = self.__dict__.get("_worker_class")
@@ -393,6 +412,8 @@ class MethodNames(Generic[GroupWorker, GroupRef]):
         self._group = group
 
     def __getattr__(self, name: str) -> GroupMethod[..., Any, Any, Any]:
+        if name == "_group":  # copy and pickle ask before it is there
+            raise AttributeError(name)
         return self._group.bind(name)
 
     def __dir__(self) -> list[str]:

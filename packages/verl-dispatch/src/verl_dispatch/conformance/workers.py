@@ -351,8 +351,7 @@ class RoleA(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def ask_sibling(self) -> Any:
-        sibling = self.get_fused_worker_by_name("a_b")
-        return None if sibling is None else sibling.c()
+        return self.get_fused_worker_by_name("a_b").c()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     async def later(self, x: int) -> int:
