@@ -1,6 +1,6 @@
 """Either program with one fault on its last rank, in the first computation of values.
 
-    python faults.py verl-ppo exception NOTE --steps 1 ...
+    python faults.py group exception NOTE --steps 1 ...
     mpiexec -n 2 python -m mpi4py faults.py mpi killed NOTE --steps 1 ...
 
 The moment of the fault is written to the file NOTE, in seconds since the epoch.
@@ -14,10 +14,9 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from learner import Columns, Learner
+from torch import Tensor
 
 KINDS = ("exception", "killed", "wrong size")
 
@@ -41,38 +40,28 @@ class Fault:
         return values[:-1]
 
 
-def run_verl_ppo(fault: Fault, arguments: list[str]) -> int:
-    """`verl-ppo` with a faulty critic."""
-    from verl_dispatch import Dispatch, register
-    from verl_examples import cli, roles
-    from verl_examples.workers import CriticWorker
-    from verl_protocol import DataProto
+def faulty(fault: Fault) -> type[Learner]:
+    """A learner that goes wrong on the last rank."""
 
-    class FaultyCritic(CriticWorker):
-        @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-        def compute_values(self, batch: DataProto) -> DataProto:
-            answer = super().compute_values(batch)
-            if self.rank < self.world_size - 1:
-                return answer
-            return DataProto.from_dict({"values": fault.strike(answer.tensor("values"))})
-
-    setattr(roles, "CriticWorker", FaultyCritic)  # noqa: B010 - a class in place of another
-    return cli.main(arguments)
-
-
-def run_mpi(fault: Fault, arguments: list[str]) -> int:
-    """The program by hand with a faulty rank."""
-    import ppo_mpi
-
-    class FaultyRank(ppo_mpi.Rank):
-        def compute_values(self, part: ppo_mpi.Columns) -> Tensor:
+    class FaultyLearner(Learner):
+        def compute_values(self, part: Columns) -> Tensor:
             values = super().compute_values(part)
-            return values if ppo_mpi.RANK < ppo_mpi.WORLD_SIZE - 1 else fault.strike(values)
+            return values if self.rank < self.world_size - 1 else fault.strike(values)
 
-    return ppo_mpi.main(FaultyRank, arguments)
+    return FaultyLearner
+
+
+def main(program: str, kind: str, note: str, *arguments: str) -> int:
+    """Run the program with the fault."""
+    learner_class = faulty(Fault(kind, Path(note)))
+    if program == "mpi":
+        import ppo_mpi
+
+        return ppo_mpi.main(learner_class, list(arguments))
+    import ppo_group
+
+    return ppo_group.main(learner_class, list(arguments))
 
 
 if __name__ == "__main__":
-    program, kind, note, *rest = sys.argv[1:]
-    run = {"verl-ppo": run_verl_ppo, "mpi": run_mpi}[program]
-    sys.exit(run(Fault(kind, Path(note)), rest))
+    sys.exit(main(*sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""How the two programs are started, and what a run of them shows."""
+"""How the programs are started, and what a run of them shows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import IO
 
 HERE = Path(__file__).resolve().parent
-PROGRAMS = ("verl-ppo", "mpi")
+PROGRAMS = ("verl-ppo", "group", "mpi")
+TWINS = ("group", "mpi")
 _VERL_PPO = "import sys; from verl_examples.cli import main; sys.exit(main())"
 _TROUBLE = re.compile(r"error|traceback|abort|signal|killed", re.IGNORECASE)
 _FRAME = re.compile(r'File "[^"]*", line \d+, in (\w+)\n(?:\(\S+ pid=[^)]*\) )?\s*(.*)')
@@ -30,13 +31,13 @@ class MissingMpiError(RuntimeError):
 
 
 def command(program: str, workers: int, options: Sequence[str], fault: Sequence[str] = ()) -> list[str]:
-    """The command line of one run; `fault` is the kind and the note of an injected one."""
-    if program == "verl-ppo":
-        start = [str(HERE / "faults.py"), program, *fault] if fault else ["-c", _VERL_PPO]
-        return [sys.executable, *start, "--workers", str(workers), *options]
-    script = [str(HERE / "faults.py"), program, *fault] if fault else [str(HERE / "ppo_mpi.py")]
-    # `-m mpi4py` ends all ranks when one raises; without it the others would wait for ever.
-    return [*_mpiexec(workers), sys.executable, "-m", "mpi4py", *script, *options]
+    """The command line of one run; `fault` is the kind and the note of an injected one, for a twin."""
+    script = [str(HERE / "faults.py"), program, *fault] if fault else [str(HERE / f"ppo_{program}.py")]
+    if program == "mpi":
+        # `-m mpi4py` ends all ranks when one raises; without it the others would wait for ever.
+        return [*_mpiexec(workers), sys.executable, "-m", "mpi4py", *script, *options]
+    start = ["-c", _VERL_PPO] if program == "verl-ppo" else script
+    return [sys.executable, *start, "--workers", str(workers), *options]
 
 
 def _mpiexec(workers: int) -> list[str]:

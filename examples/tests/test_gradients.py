@@ -23,7 +23,9 @@ class Regressor(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def fit(self, batch: DataProto) -> float:
         errors = self.line(batch.tensor("x")).squeeze(-1) - batch.tensor("y")
-        return data_parallel_step(self.sgd, errors**2, batch.tensor("mask"), self.process_group(), 1e9)
+        return data_parallel_step(
+            self.sgd, errors**2, batch.tensor("mask"), self.process_group().all_reduce, 1e9
+        )
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def weight(self) -> Tensor:

@@ -80,7 +80,7 @@ class ActorWorker(ModelWorker):
 
     def _step(self, optimizer: torch.optim.Optimizer, loss: Tensor, mask: Tensor) -> float:
         limit = self.settings.max_gradient_norm
-        return data_parallel_step(optimizer, loss, mask, self.process_group(), limit)
+        return data_parallel_step(optimizer, loss, mask, self.process_group().all_reduce, limit)
 
     def _forward(self, batch: DataProto) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities of the answers, the whole distribution, and the answers' mask."""

@@ -48,7 +48,9 @@ class CriticWorker(ModelWorker):
         loss = clipped_value_loss(self._values(batch), old_values, returns, self.settings.value_clip)
         limit, mask = self.settings.max_gradient_norm, self.column(batch, "response_mask")
         return {
-            "critic/loss": data_parallel_step(self.value_optimizer, loss, mask, self.process_group(), limit)
+            "critic/loss": data_parallel_step(
+                self.value_optimizer, loss, mask, self.process_group().all_reduce, limit
+            )
         }
 
     def _values(self, batch: DataProto) -> Tensor:
