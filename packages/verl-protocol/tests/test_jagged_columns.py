@@ -10,7 +10,7 @@ import pytest
 import torch
 from verl_protocol import DataProto, collate_fn, equal, pad_dataproto_to_divisor
 from verl_protocol.columns import jagged_of
-from verl_protocol.jagged import concat_jagged, jagged_parts, ragged_dim, take_jagged
+from verl_protocol.jagged import build_jagged, concat_jagged, jagged_parts, ragged_dim, take_jagged
 
 LENGTHS = {"equal": [3, 3, 3, 3], "unequal": [3, 0, 2, 5], "all empty": [0, 0, 0, 0]}
 
@@ -137,10 +137,14 @@ def test_whether_a_column_is_jagged_is_declared_and_not_seen_from_lengths() -> N
         DataProto.from_rows(unequal)
 
 
+DTYPES = [torch.int64, torch.bool, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.complex128]
+
+
 @pytest.mark.parametrize("dim", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.float8_e4m3fn])
-def test_long_rows_are_gathered_as_short_ones_are(dim: int, dtype: torch.dtype) -> None:
-    lengths = [700, 0, 900, 1]
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scale", [1, 200])
+def test_long_rows_are_gathered_as_short_ones_are(scale: int, dim: int, dtype: torch.dtype) -> None:
+    lengths = [4 * scale, 0, 5 * scale, 1]
     rows = [torch.arange(4 * length).view(-1, 4).to(torch.float32) for length in lengths]
     rows = [(row if dim == 1 else row.T.contiguous()).to(dtype) for row in rows]
     data = DataProto.from_dict({"x": jagged_of(rows, dim)})[1:]
@@ -149,3 +153,24 @@ def test_long_rows_are_gathered_as_short_ones_are(dim: int, dtype: torch.dtype) 
         assert ragged_dim(got) == dim
         wanted = [rows[1:][row] for row in index]
         assert equal([row.clone() for row in got.unbind()] if index else [], wanted)
+
+
+@pytest.mark.parametrize("scale", [1, 200])
+@pytest.mark.parametrize("kind", ["gaps", "strided", "int32 offsets", "conjugated"])
+def test_rows_are_gathered_from_any_memory(kind: str, scale: int) -> None:
+    values = torch.arange(20 * scale, dtype=torch.float32)
+    starts, lengths = torch.tensor([0, 8, 10, 20]) * scale, None
+    if kind == "gaps":
+        lengths = torch.tensor([3, 1, 0]) * scale
+    elif kind == "strided":
+        values = values.repeat_interleave(2)[::2]
+    elif kind == "int32 offsets":
+        starts = starts.int()
+    else:
+        values = torch.complex(values, values + 1).conj()
+    x = build_jagged(values, starts, 1, lengths)
+    sizes = starts.diff().tolist() if lengths is None else lengths.tolist()
+    rows = [values[start : start + size] for start, size in zip(starts.tolist(), sizes, strict=False)]
+    taken = take_jagged(x, torch.tensor([2, 0, 0, 1]))
+    assert jagged_parts(taken).offsets.dtype == starts.dtype
+    assert torch.equal(jagged_parts(taken).values, torch.cat([rows[at] for at in (2, 0, 0, 1)]))
