@@ -124,19 +124,11 @@ def test_methods_named_like_the_groups_own_are_refused(name: str) -> None:
         RayWorkerGroup(pool(), RayClassWithInitArgs(type("A", (Worker,), {name: method})))
 
 
-def test_restarts_by_ray_and_direct_transports_are_refused() -> None:
+def test_restarts_by_ray_are_refused() -> None:
     template = RayClassWithInitArgs(Plain)
     template.update_options({"max_restarts": -1})
     with pytest.raises(ValueError, match="max_restarts"):
         RayWorkerGroup(pool(), template)
-
-    class Direct(Worker):
-        @register(dispatch_mode=Dispatch.ONE_TO_ALL, tensor_transport="gloo")
-        def make(self) -> int:
-            return 1
-
-    with pytest.raises(NotImplementedError, match="gloo"):
-        RayWorkerGroup(pool(), RayClassWithInitArgs(Direct))
 
 
 def test_a_failing_constructor_is_told_at_once_and_leaves_nothing(wait_until_free: Resources) -> None:

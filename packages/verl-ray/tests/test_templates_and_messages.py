@@ -172,7 +172,8 @@ def test_the_slowest_rank_is_the_one_ready_last() -> None:
     [
         group_errors.UnknownKeywordError("wnv", ["env"]),
         group_errors.RestartsRefusedError("A", -1),
-        group_errors.TransportRefusedError("f", "gloo"),
+        group_errors.TransportRefusedError("f", "nccl", "the workers have no GPUs", "use gloo on CPUs"),
+        group_errors.OutOfReachError("method 'f' of group 'g'", "gloo"),
         group_errors.UnsupportedOptionError("use_gpu", True, "False"),
         group_errors.DetachedGroupError("g"),
         group_errors.AttachError("problem", "advice"),
@@ -180,6 +181,8 @@ def test_the_slowest_rank_is_the_one_ready_last() -> None:
         group_errors.NotTheOwnerError("g", "restart", "reason"),
         group_errors.StartTimeout("g", 3.0, [1]),
         group_errors.StaleFutureError("g", "f", 0, 1),
+        group_errors.StaleReferenceError("g", 0),
+        group_errors.NodeLost("g", "__init__", ["ab12"]),
     ],
 )
 def test_errors_cross_process_borders(error: Exception) -> None:

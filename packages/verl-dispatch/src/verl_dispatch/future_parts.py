@@ -46,11 +46,16 @@ class FuturePart:
             return layout.cut_one(whole, self.index), self.trim(layout)
         layout = self.layout(self.future.row_count())
         rows, pad = layout.parts[self.index], layout.pad[self.index]
-        # A part that is all padding fetches the last row, to repeat it.
-        start = min(rows[0], layout.num_rows - 1) if rows else 0
-        fetched = self.future._cut(Rows(start, start + max(1, len(rows) - pad))).get()
+        fetched = self.future._cut(self.rows_of(layout.num_rows)).get()
         first = self.index == 0
         return batches.padded_part(fetched, range(len(rows) - pad), pad, is_first=first), self.trim(layout)
+
+    def rows_of(self, num_rows: int) -> Rows:
+        """The rows of the batch that this part is made of; one that is all padding repeats the last row."""
+        layout = self.layout(num_rows)
+        rows, pad = layout.parts[self.index], layout.pad[self.index]
+        start = min(rows[0], num_rows - 1) if rows else 0
+        return Rows(start, start + max(1, len(rows) - pad))
 
     def layout(self, num_rows: int) -> RowLayout:
         """How the rows of the batch lie over all parts.

@@ -11,6 +11,7 @@ from verl_dispatch.resource_pool import ClassWithInitArgs, W_co
 
 from verl_ray.actor_class import derive_actor_class, user_class_of
 from verl_ray.group_errors import RestartsRefusedError
+from verl_ray.transports import uses_direct_transport
 
 if TYPE_CHECKING:
     from ray.actor import ActorClass
@@ -21,6 +22,7 @@ P = ParamSpec("P")
 
 # What the group itself decides; `ray.remote` fills these in even where the user said nothing.
 _DROPPED = ("concurrency_groups",)
+_DIRECT = "enable_tensor_transport"
 
 
 class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
@@ -97,8 +99,15 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
         interleaves = self.interleaves()
         if interleaves not in self._actor_classes:
             derived = derive_actor_class(self.user_class, interleaves=interleaves)
-            self._actor_classes[interleaves] = ray.remote(derived)
+            self._actor_classes[interleaves] = self._remote_class(derived)
         return self._actor_classes[interleaves]
+
+    def _remote_class(self, derived: type) -> Any:
+        if uses_direct_transport(self.user_class) or self.user_options().get(_DIRECT):
+            # Ray then runs the methods beside the main thread; it takes this with the class, not per actor.
+            remote: Any = ray.remote
+            return remote(**{_DIRECT: True})(derived)
+        return ray.remote(derived)
 
     def constructor_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the set-up call passes to the constructor; for colocated roles their specifications."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import ray
@@ -20,8 +21,9 @@ from verl_dispatch.tracing import current_timer
 
 from verl_ray.actor_class import ANY_METHOD, routes_of
 from verl_ray.crew import Crew
+from verl_ray.direct import DirectPaths
 from verl_ray.failures import Survey, survey
-from verl_ray.message import ONE_READER, Answer, Readers
+from verl_ray.message import ONE_READER, Answer, count_rows
 from verl_ray.sending import Packer, store_shared
 
 __all__ = ["Executor", "Pending"]
@@ -57,42 +59,67 @@ class Executor:
         self._crew, self._role = crew, role
         self._label = user_class.__name__
         self._routes = {route.method: route for route in routes_of(user_class) if route.role == role}
-        self._remotes: dict[tuple[str, bool], list[Any]] = {}
+        self._direct = DirectPaths(crew, user_class, role)
+        self._remotes: dict[tuple[str, bool, str | None], list[Any]] = {}
         self._generation = -1
 
     def send(self, plan: CallPlan, options: CallOptions) -> list[Pending]:
         """Start every call of the plan; returns at once."""
         self._crew.ready()
         handed_on = options.blocking is False
-        route = self._routes.get(plan.method)
-        packer = Packer(_stored(plan), _inline_readers(plan), route is not None and route.materializes)
-        with_rows = handed_on and plan.collect.kind == "batch"
-        remotes = self._remotes_of(plan.method, with_rows)
+        transport = self._direct.open(plan.method) if handed_on else None
+        counts_rows = handed_on and plan.collect.kind == "batch"
+        # Ray takes one return value with a direct transport, so there a second call counts the rows.
+        with_rows = counts_rows and transport is None
+        # All are packed before any is sent: what cannot be packed shall reach no rank.
+        given = self._packed(plan, handed_on, with_rows, transport)
+        remotes = self._remotes_of(plan.method, with_rows, transport)
         generation = self._crew.generation
         pendings = []
-        for call in plan.calls:
-            answer = _answer(plan, call, handed_on, with_rows)
-            given = packer.pack(self._routed(plan.method, call), answer)
-            ref = remotes[call.rank].remote(*given)
+        for call, arguments in zip(plan.calls, given, strict=True):
+            ref = remotes[call.rank].remote(*arguments)
             value_ref, rows_ref = ref if with_rows else (ref, None)
+            if counts_rows and not with_rows:
+                rows_ref = self._crew.handles[call.rank].__ray_call__.remote(count_rows, value_ref)
             pendings.append(Pending(call.rank, value_ref, rows_ref, generation))
         return pendings
+
+    def _packed(
+        self, plan: CallPlan, handed_on: bool, with_rows: bool, transport: str | None
+    ) -> list[tuple[Any, ...]]:
+        """The arguments for the runner of each rank."""
+        route = self._routes.get(plan.method)
+        packer = Packer(
+            _stored(plan),
+            "read_only" if plan.read_only else "one",
+            route is not None and route.materializes,
+            partial(self._direct.is_own, plan.method),
+        )
+        return [
+            packer.pack(self._routed(plan.method, call), _answer(plan, call, handed_on, with_rows, transport))
+            for call in plan.calls
+        ]
 
     def _routed(self, method: str, call: RankCall) -> RankCall:
         if method in self._routes:
             return call
         return RankCall(call.rank, (self._role, method, *call.args), call.kwargs)
 
-    def _remotes_of(self, method: str, with_rows: bool) -> list[Any]:
+    def _remotes_of(self, method: str, with_rows: bool, transport: str | None) -> list[Any]:
         """The method of each rank's handle; made once per generation, as that costs as much as the call."""
         if self._generation != self._crew.generation:
             self._generation, self._remotes = self._crew.generation, {}
-        found = self._remotes.get((method, with_rows))
+        found = self._remotes.get((method, with_rows, transport))
         if found is None:
             runner = self._routes[method].runner if method in self._routes else ANY_METHOD
-            options = {"name": f"{self._label}.{method}", "num_returns": 2 if with_rows else 1}
+            options: dict[str, Any] = {
+                "name": f"{self._label}.{method}",
+                "num_returns": 2 if with_rows else 1,
+            }
+            if transport is not None:
+                options["tensor_transport"] = transport
             found = [getattr(handle, runner).options(**options) for handle in self._crew.handles]
-            self._remotes[method, with_rows] = found
+            self._remotes[method, with_rows, transport] = found
         return found
 
     def wait(self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None) -> list[Any]:
@@ -194,10 +221,6 @@ def _has_failed(ref: Any) -> bool:
     return False
 
 
-def _inline_readers(plan: CallPlan) -> Readers:
-    return "read_only" if plan.read_only else "one"
-
-
 def _stored(plan: CallPlan) -> dict[int, Any]:
     """References to the arguments that several ranks get; what lies within an argument travels with it."""
     if len(plan.calls) < 2:
@@ -207,8 +230,10 @@ def _stored(plan: CallPlan) -> dict[int, Any]:
     return store_shared(shared, "read_only" if plan.read_only else "many")
 
 
-def _answer(plan: CallPlan, call: RankCall, handed_on: bool, with_rows: bool) -> Answer:
+def _answer(
+    plan: CallPlan, call: RankCall, handed_on: bool, with_rows: bool, transport: str | None
+) -> Answer:
     dropped = not plan.fetches_all and call.rank not in plan.fetched_ranks
     if not (handed_on or dropped or plan.read_only):
         return ONE_READER
-    return Answer("many" if handed_on else "one", with_rows, dropped, plan.read_only)
+    return Answer("many" if handed_on else "one", with_rows, dropped, plan.read_only, transport)

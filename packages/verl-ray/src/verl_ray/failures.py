@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError, WorkerCrashedError
 from verl_dispatch.errors import WorkerFailure
 
+from verl_ray.direct_refs import get_answers
 from verl_ray.host import WorkerReport
 
 __all__ = ["Survey", "describe_failures", "survey"]
@@ -59,7 +60,7 @@ def survey(refs: Sequence[Any], grace_s: float) -> Survey:
 
 def _take(ref: Any, index: int, found: Survey) -> None:
     try:
-        found.values[index] = ray.get(ref)
+        found.values[index] = get_answers([ref])[0]
     except Exception as error:  # whatever a worker raises is the survey's finding
         found.errors[index] = error
 

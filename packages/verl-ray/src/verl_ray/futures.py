@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import ray
 from ray.exceptions import RayActorError, RayTaskError
 from verl_dispatch.collectors import BatchCollector
 from verl_dispatch.plan import CallPlan
 from verl_protocol import DataProtoFuture
 
+from verl_ray.direct_refs import get_answers
 from verl_ray.failures import survey
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def fetch_answers(parts: Sequence[Any], timeout: float | None = None) -> list[An
     crews = [part.crew if isinstance(part, AnswerPart) else None for part in parts]
     refs = [part.fresh_ref if isinstance(part, AnswerPart) else part for part in parts]
     try:
-        values: list[Any] = ray.get(refs, timeout=timeout)
+        values = get_answers(refs, timeout)
     except (RayTaskError, RayActorError):
         crew = next((crew for crew in crews if crew is not None), None)
         if crew is None:

@@ -13,10 +13,11 @@ __all__ = [
     "DetachedGroupError",
     "NodeLost",
     "NotTheOwnerError",
+    "OutOfReachError",
     "RestartsRefusedError",
     "StaleFutureError",
-    "StartTimeout",
     "StaleReferenceError",
+    "StartTimeout",
     "TransportRefusedError",
     "UnknownKeywordError",
     "UnknownRolesError",
@@ -60,13 +61,25 @@ class RestartsRefusedError(_Remade, ValueError):
 
 
 class TransportRefusedError(_Remade, NotImplementedError):
-    """A method asks for a direct transport of its result, which groups do not offer."""
+    """A method asks for a direct transport of its result that Ray cannot offer to this group."""
 
-    def __init__(self, method: str, transport: str) -> None:
-        self.facts = (method, transport)
+    def __init__(self, method: str, transport: str, problem: str, advice: str) -> None:
+        self.facts = (method, transport, problem, advice)
         super().__init__(
-            f"method {method!r} asks for tensor_transport={transport!r}; results travel through the object "
-            "store here: leave tensor_transport out"
+            f"method {method!r} asks for tensor_transport={transport!r}, but {problem}; {advice}, or leave "
+            "tensor_transport out: results then travel through the object store"
+        )
+
+
+class OutOfReachError(_Remade, ValueError):
+    """A result that stays in its worker's memory is handed to somebody who cannot get it from there."""
+
+    def __init__(self, receiver: str, transport: str) -> None:
+        self.facts = (receiver, transport)
+        super().__init__(
+            f"{receiver} got a result that its worker keeps for tensor_transport={transport!r}, and has no "
+            "connection to that worker; hand it to a method of the group that made it, or call the method "
+            "that makes it with .options(blocking=True), so that the result travels through the object store"
         )
 
 
@@ -136,18 +149,6 @@ class StartTimeout(CallTimeout):
         )
 
 
-class StaleFutureError(WorkerGroupError):
-    """A result that an earlier generation of the workers was making."""
-
-    def __init__(self, group: str, method: str, made_in: int, now: int) -> None:
-        super().__init__(
-            group,
-            method,
-            reason=f"this future was made by generation {made_in} of the workers; the group was restarted "
-            f"since (generation {now}), so its result is refused: call the method again",
-        )
-
-
 class NodeLost(WorkerGroupError):
     """Nodes on which the group has places are gone."""
 
@@ -159,6 +160,18 @@ class NodeLost(WorkerGroupError):
             method,
             reason=f"the cluster lost node {lost} while workers were to start there; another start, by "
             "restart() or with a new group, looks for other places",
+        )
+
+
+class StaleFutureError(WorkerGroupError):
+    """A result that an earlier generation of the workers was making."""
+
+    def __init__(self, group: str, method: str, made_in: int, now: int) -> None:
+        super().__init__(
+            group,
+            method,
+            reason=f"this future was made by generation {made_in} of the workers; the group was restarted "
+            f"since (generation {now}), so its result is refused: call the method again",
         )
 
 

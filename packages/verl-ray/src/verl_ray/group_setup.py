@@ -12,13 +12,11 @@ from typing import Any
 
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from verl_dispatch.rank_info import RankInfo
-from verl_dispatch.register import MAGIC_ATTR, register_options
 
 from verl_ray.actor import RayClassWithInitArgs
-from verl_ray.actor_class import classes_of
 from verl_ray.crew import Crew, Places
 from verl_ray.environment import checked_env, forwarded_env, merge_env, merge_runtime_env
-from verl_ray.group_errors import DetachedGroupError, TransportRefusedError, UnsupportedOptionError
+from verl_ray.group_errors import DetachedGroupError, UnsupportedOptionError
 from verl_ray.host import Assignment
 from verl_ray.launch import LaunchSpec
 from verl_ray.rank_env import local_ranks
@@ -26,6 +24,7 @@ from verl_ray.rendezvous import RendezvousRequest
 from verl_ray.resources import RayResourcePool
 from verl_ray.shares import demand_of_options
 from verl_ray.slots import Slot
+from verl_ray.transports import check_transports
 
 __all__ = ["GroupRequest", "hire", "random_prefix"]
 
@@ -62,8 +61,9 @@ class GroupRequest:
             raise UnsupportedOptionError("use_gpu", True, "False or nothing on a CPU pool")
         if self.profile_steps and self.worker_nsight_options is None:
             raise UnsupportedOptionError("worker_nsight_options", None, "a dict, as profile_steps is given")
-        for method, transport in _transports(self.template.user_class):
-            raise TransportRefusedError(method, transport)
+        check_transports(
+            self.template.user_class, self.accelerator, self.template.user_options(), self.detached
+        )
 
     @property
     def accelerator(self) -> str | None:
@@ -170,11 +170,3 @@ def _on_slot(options: Mapping[str, Any], slot: Slot) -> dict[str, Any]:
         slot.placement_group, placement_group_bundle_index=slot.bundle_index
     )
     return {**options, "scheduling_strategy": place}
-
-
-def _transports(user_class: type) -> Iterable[tuple[str, str]]:
-    for cls in classes_of(user_class):
-        for name in dir(cls):
-            function = getattr(cls, name, None)
-            if hasattr(function, MAGIC_ATTR) and register_options(function).tensor_transport is not None:
-                yield name, str(register_options(function).tensor_transport)

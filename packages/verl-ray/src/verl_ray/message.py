@@ -8,13 +8,16 @@ arguments: Ray resolves those before the call starts, and moves their data from 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import ray
+from verl_dispatch.argument_parts import PaddedPart
 from verl_dispatch.future_parts import FuturePart
 from verl_protocol import DataProtoFuture
 from verl_protocol.wire import check_unwritten, pack
+
+from verl_ray.direct_answer import DirectAnswer, private_copy
 
 __all__ = [
     "ONE_READER",
@@ -23,6 +26,7 @@ __all__ = [
     "Readers",
     "Slot",
     "check_arguments",
+    "count_rows",
     "is_plain",
     "open_message",
     "packed",
@@ -35,9 +39,15 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Stands in a message for the reference of this index beside it."""
+    """Stands in a message for the reference of this index beside it.
+
+    Attributes:
+        index: which of the references.
+        own: name of the direct transport by which the reader's own process keeps the value; it is copied.
+    """
 
     index: int
+    own: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +59,14 @@ class Answer:
         with_rows: the row count comes as a second value, so that it can be read without the data.
         dropped: nobody reads it; only that the call ended, and how, is of interest.
         guarded: the arguments are shared read-only; a write into one is an error.
+        transport: the direct transport by which the tensors travel, if any.
     """
 
     readers: Readers = "one"
     with_rows: bool = False
     dropped: bool = False
     guarded: bool = False
+    transport: str | None = None
 
 
 ONE_READER = Answer()
@@ -78,13 +90,15 @@ def open_message(
 
 def _filled(value: Any, refs: tuple[Any, ...]) -> Any:
     if isinstance(value, Slot):
-        return refs[value.index]
+        return refs[value.index] if value.own is None else private_copy(refs[value.index], value.own)
     if isinstance(value, DataProtoFuture):
         if value.row_counts is not None:
             value.row_counts = [_filled(count, refs) for count in value.row_counts]
         value.futures = [_filled(part, refs) for part in value.futures]
     elif isinstance(value, FuturePart):
         _filled(value.future, refs)
+    elif isinstance(value, PaddedPart):
+        return replace(value, value=_filled(value.value, refs))
     return value
 
 
@@ -92,8 +106,15 @@ def prepare_answer(value: Any, answer: Answer) -> Any:
     """The value as Ray shall carry it; with its rows beside it where they are asked for."""
     if answer.dropped:
         return (None, None) if answer.with_rows else None
+    if answer.transport is not None:
+        return DirectAnswer(value, answer.transport)
     carried = packed(value, answer.readers)
     return (carried, _num_rows(value)) if answer.with_rows else carried
+
+
+def count_rows(worker: Any, value: Any) -> int | None:
+    """Runs in a worker: the rows of an answer of its own, which came without them."""
+    return _num_rows(value)
 
 
 def check_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], answer: Answer) -> None:

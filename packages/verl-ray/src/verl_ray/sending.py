@@ -8,21 +8,24 @@ reference.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import ray
+from verl_dispatch.argument_parts import PaddedPart
 from verl_dispatch.future_parts import FuturePart
 from verl_dispatch.plan import RankCall, SharedObject
 from verl_protocol import DataProtoFuture
-from verl_protocol.future_rows import Cut
 from verl_protocol.wire import nbytes_of
 
+from verl_ray.direct_refs import transport_of
+from verl_ray.future_needs import is_direct, learn_row_counts, needed_parts
 from verl_ray.futures import AnswerPart
+from verl_ray.group_errors import OutOfReachError
 from verl_ray.message import ONE_READER, Answer, Message, Readers, Slot, is_plain, packed
 
-__all__ = ["STORE_FROM_BYTES", "Packer", "is_worth_storing", "likely_parts", "parallel_put", "store_shared"]
+__all__ = ["STORE_FROM_BYTES", "Packer", "is_worth_storing", "parallel_put", "store_shared"]
 
 STORE_FROM_BYTES = 100_000
 """Shared objects of at least so many bytes are stored; smaller ones cost less inline."""
@@ -57,6 +60,14 @@ def _is_known(value: Any) -> bool:
     return False
 
 
+IsOwn = Callable[[Any, int], bool]
+"""Whether the worker of a rank itself made what is behind a reference of a direct transport."""
+
+
+def _cannot_reach(ref: Any, rank: int) -> bool:
+    raise OutOfReachError("the arguments of a constructor", str(transport_of(ref)))
+
+
 class Packer:
     """Turns the calls of one plan into messages, with references as arguments beside them.
 
@@ -64,72 +75,93 @@ class Packer:
         stored: `id` of an object -> the reference that goes in its place.
         readers: how workers read what goes inline.
         prefetches: whether the parts of a future may be fetched before the method asks for them.
+        is_own: see `IsOwn`; it raises where the worker cannot get at it.
     """
 
-    def __init__(self, stored: Mapping[int, Any], readers: Readers = "one", prefetches: bool = True) -> None:
+    def __init__(
+        self,
+        stored: Mapping[int, Any],
+        readers: Readers = "one",
+        prefetches: bool = True,
+        is_own: IsOwn = _cannot_reach,
+    ) -> None:
         self._stored = stored
         self._readers = readers
         self._prefetches = prefetches
+        self._is_own = is_own
 
     def pack(self, call: RankCall, answer: Answer) -> tuple[Any, ...]:
         """The arguments for a runner: nothing, or a message and the references that fill its slots."""
         if not call.args and not call.kwargs and answer is ONE_READER:
             return ()
-        refs: list[Any] = []
-        args = tuple([self._place(value, refs) for value in call.args])
-        kwargs = {name: self._place(value, refs) for name, value in call.kwargs.items()}
+        beside = _Beside(call.rank, self._is_own)
+        args = tuple([self._place(value, beside) for value in call.args])
+        kwargs = {name: self._place(value, beside) for name, value in call.kwargs.items()}
         message: Message = (args, kwargs, None if answer is ONE_READER else answer)
         if _all_plain(args) and _all_plain(kwargs.values()):
-            return (message, *refs)
-        return (packed(message, self._readers), *refs)
+            return (message, *beside.refs)
+        return (packed(message, self._readers), *beside.refs)
 
-    def _place(self, value: Any, refs: list[Any]) -> Any:
+    def _place(self, value: Any, beside: _Beside) -> Any:
         """The value, or what stands in the message for what goes beside it."""
         if isinstance(value, ray.ObjectRef):
-            return _slot(value, refs)
+            return beside.slot(value)
         if isinstance(value, DataProtoFuture):
-            return self._place_future(value, refs)
+            return self._place_future(value, beside)
         if isinstance(value, FuturePart):
-            return replace(value, future=self._place_future(value.future, refs))
+            return replace(value, future=self._place_future(value.future, beside, value))
+        if isinstance(value, PaddedPart):
+            return replace(value, value=self._place(value.value, beside))
         ref = self._stored.get(id(value))
-        return value if ref is None else _slot(ref, refs)
+        return value if ref is None else beside.slot(ref)
 
-    def _place_future(self, future: DataProtoFuture[Any], refs: list[Any]) -> DataProtoFuture[Any]:
+    def _place_future(
+        self, future: DataProtoFuture[Any], beside: _Beside, padded: FuturePart | None = None
+    ) -> DataProtoFuture[Any]:
         """The future with what its worker will want beside it: all row counts, and the parts it likely needs.
 
         A worker must know the counts before it knows which parts to fetch. Where all parts have equal rows,
-        it finds what it needs at hand; where not, it fetches the rest.
+        it finds what it needs at hand; where not, it fetches the rest. Parts of a direct transport cannot be
+        fetched later, so for those the driver waits for the counts.
         """
-        if not future.tells_rows or future.row_counts is None:
+        direct = is_direct(future)
+        if direct:
+            learn_row_counts(future)
+        elif not future.tells_rows:
             return future
         placed = copy.copy(future)
-        placed.row_counts = [_beside(count, refs) for count in future.row_counts]
-        if self._prefetches:
-            likely = likely_parts(future)
+        if future.row_counts is not None:
+            placed.row_counts = [self._part(count, beside, False) for count in future.row_counts]
+        if direct or self._prefetches:
+            needed = needed_parts(future, padded) if future.tells_rows else range(len(future.futures))
             placed.futures = [
-                _beside(part, refs) if index in likely else part for index, part in enumerate(future.futures)
+                self._part(part, beside, direct) if index in needed else None if direct else part
+                for index, part in enumerate(future.futures)
             ]
         return placed
 
-
-def likely_parts(future: DataProtoFuture[Any]) -> range:
-    """Which parts the rows of a chunk overlap if all have equal rows; none where that is not simply said."""
-    num_parts = len(future.futures)
-    if len(future._cuts) != 1 or not isinstance(future._cuts[0], Cut):
-        return range(num_parts if not future._cuts else 0)
-    cut = future._cuts[0]
-    first = cut.piece * num_parts // cut.num_pieces
-    return range(first, -(-(cut.piece + 1) * num_parts // cut.num_pieces))
+    def _part(self, part: Any, beside: _Beside, with_inner: bool) -> Any:
+        if isinstance(part, AnswerPart):
+            return beside.slot(part.fresh_ref)
+        if with_inner and isinstance(part, DataProtoFuture):
+            return self._place_future(part, beside)
+        return part
 
 
-def _beside(part: Any, refs: list[Any]) -> Any:
-    return _slot(part.fresh_ref, refs) if isinstance(part, AnswerPart) else part
+class _Beside:
+    """The references beside one rank's message."""
 
+    def __init__(self, rank: int, is_own: IsOwn) -> None:
+        self.refs: list[Any] = []
+        self._rank, self._is_own = rank, is_own
 
-def _slot(ref: Any, refs: list[Any]) -> Slot:
-    if ref not in refs:
-        refs.append(ref)
-    return Slot(refs.index(ref))
+    def slot(self, ref: Any) -> Slot:
+        """What stands for the reference in the message."""
+        if ref not in self.refs:
+            self.refs.append(ref)
+        transport = transport_of(ref)
+        own = transport if transport is not None and self._is_own(ref, self._rank) else None
+        return Slot(self.refs.index(ref), own)
 
 
 def _all_plain(values: Iterable[Any]) -> bool:
