@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from verl_dispatch.errors import CallTimeout, WorkerGroupError
 from verl_dispatch.local import LocalWorkerGroup
 from verl_dispatch.modes import Dispatch
+from verl_dispatch.options import CallOptions
 from verl_dispatch.process_group import CollectiveError
 from verl_dispatch.register import register
 from verl_dispatch.resource_pool import ClassWithInitArgs
@@ -499,6 +501,38 @@ def test_shutdown_does_not_wait_for_a_rank_that_never_comes_back() -> None:
     with pytest.raises(WorkerGroupError, match="shut down"):
         futures[0].result(timeout=10)
     gate.set()
+
+
+@pytest.mark.parametrize("end", ["shutdown", "restart"])
+def test_a_call_of_another_thread_learns_that_the_group_has_ended(turns: Any, end: str) -> None:
+    def end_it(worker: Probe) -> None:
+        if worker.rank == 0:
+            thread = threading.Thread(target=getattr(turns, end))
+            thread.start()
+            thread.join()
+
+    with pytest.raises(WorkerGroupError, match=r"shut down or restarted while|been restarted since"):
+        turns.run(end_it)
+
+
+def test_a_call_sent_into_the_shutdown_is_answered() -> None:
+    group: Any = LocalWorkerGroup(Probe, 2, concurrent=True)
+    # As if the shutdown came between the look at the group and the sending.
+    plan, options = group.seen.plan(), CallOptions()
+    group.shutdown()
+    pendings = group._send(plan, options)
+    with pytest.raises(WorkerGroupError, match="shut down"):
+        group._wait(plan, pendings, 10)
+
+
+def test_answers_of_calls_that_are_done_are_not_kept(threads: Any) -> None:
+    pendings = threads._send(threads.note.plan(1), CallOptions())
+    call = weakref.ref(pendings)
+    threads._wait(threads.note.plan(1), pendings, 10)
+    del pendings
+    threads.note(2)
+    gc.collect()
+    assert call() is None
 
 
 def test_a_forgotten_group_ends_its_threads() -> None:

@@ -89,7 +89,10 @@ class LocalCall(Sequence[LocalAnswer]):
     As a sequence it is what `LocalWorkerGroup` hands around as the pendings of a plan.
     """
 
-    __slots__ = ("answers", "changed", "failed", "generation", "life", "method", "name", "ranks", "timeout_s")
+    __slots__ = (
+        *("answers", "changed", "failed", "generation", "life", "method", "name", "ranks", "timeout_s"),
+        "__weakref__",
+    )
 
     def __init__(
         self,

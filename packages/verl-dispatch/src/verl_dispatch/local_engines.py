@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
@@ -85,7 +86,10 @@ class ThreadEngine:
 
     def __init__(self, infos: Sequence[RankInfo], name: str) -> None:
         self._threads = [RankThread(info, name) for info in infos]
-        self._open: set[LocalCall] = set()
+        # Calls that wait or run are kept by the ranks; those that are done leave by themselves.
+        self._open: weakref.WeakSet[LocalCall] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._closed: str | None = None
 
     def workers(self) -> list[Any]:
         """The users' objects, in rank order."""
@@ -105,21 +109,32 @@ class ThreadEngine:
     def _start(self, call: LocalCall, runs: Sequence[Run]) -> None:
         present = [answer.rank for answer in call.answers]
         rendezvous = Rendezvous(len(self._threads), call.method, present)
-        # Calls that are done are forgotten here, in the driver's thread: no rank has to take a lock for it.
-        self._open = {other for other in self._open if not other.is_done()} | {call}
-        for answer, run in zip(call.answers, runs, strict=True):
-            self._threads[answer.rank].put((call, answer, rendezvous, run))
+        # All ranks take the calls of several senders in one order, or two calls could wait for each other.
+        with self._lock:
+            if self._closed is None:
+                self._open.add(call)
+                for answer, run in zip(call.answers, runs, strict=True):
+                    self._threads[answer.rank].put((call, answer, rendezvous, run))
+                return
+        _fail_all(call, self._closed)
 
     def close(self, reason: str) -> None:
         """Answer every open call with a failure, end the waits of the ranks and their threads."""
+        with self._lock:
+            self._closed = self._closed or reason
+            open_calls = list(self._open)
         for thread in self._threads:
             thread.stop(reason)
         deadline = time.monotonic() + _JOIN_S
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        for call in self._open:
-            for answer in call.answers:
-                call.settle(answer, None, failure_of(answer.rank, RuntimeError(reason)))
+        for call in open_calls:
+            _fail_all(call, reason)
+
+
+def _fail_all(call: LocalCall, reason: str) -> None:
+    for answer in call.answers:
+        call.settle(answer, None, failure_of(answer.rank, RuntimeError(reason)))
 
 
 class RankThread:

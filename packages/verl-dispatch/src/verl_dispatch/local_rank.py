@@ -90,6 +90,8 @@ class LocalRank:
 
     def _method(self, method: str, role: str | None) -> Callable[..., Any]:
         worker = self.worker
+        if worker is None:
+            raise RuntimeError("the group was shut down or restarted while the call was under way")
         if role is not None and isinstance(worker, ColocatedWorker):
             return worker.role_method(role, method)
         bound: Callable[..., Any] = getattr(worker, method)

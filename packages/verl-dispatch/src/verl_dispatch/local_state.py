@@ -96,6 +96,8 @@ class LocalState:
             self._engine.run(call, plan, role)
             return
         with self._turn:
+            if self.closed:
+                self.refuse(call.name, plan.method)
             try:
                 self._engine.run(call, plan, role)
             except BaseException as error:

@@ -26,6 +26,7 @@ from verl_dispatch.conformance.futures import TestFutures
 from verl_dispatch.conformance.isolation import TestIsolation
 from verl_dispatch.conformance.meshes import TestMeshes
 from verl_dispatch.conformance.modes import TestModes
+from verl_dispatch.conformance.order import TestOrder
 from verl_dispatch.conformance.rows import TestRows
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "TestLifecycle",
     "TestMeshes",
     "TestModes",
+    "TestOrder",
     "TestRows",
     "groups",
 ]

@@ -11,6 +11,7 @@ _MODULES = [
     "isolation",
     "meshes",
     "modes",
+    "order",
     "rows",
 ]
 
