@@ -67,6 +67,19 @@ def test_failures_are_kept_in_rank_order() -> None:
     assert "pid unknown" in str(error)
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("says nothing")
+
+
+def test_a_message_stays_readable_whatever_a_worker_says() -> None:
+    huge = WorkerFailure(0, "n", 1, ValueError("start" + "x" * 1_000_000 + "end"), "y" * 1_000_000)
+    text = str(WorkerGroupError("g", "f", {0: huge, 1: WorkerFailure(1, "n", 2, Mute())}))
+    assert len(text) < 30_000
+    assert all(piece in text for piece in ("ValueError: start", "xend", "characters left out", "Mute: ("))
+    assert len(str(huge.cause)) > 1_000_000 == len(huge.traceback)
+
+
 def test_a_timeout_names_who_is_silent() -> None:
     error = CallTimeout("actor", "f", 1.5, [1, 0])
     assert isinstance(error, TimeoutError)

@@ -12,6 +12,7 @@ from verl_ray.devices import (
     hidden_masks,
     is_noset,
     resource_of_device,
+    settle_masks,
     unify_masks,
     visible_index,
     worker_demand,
@@ -60,11 +61,16 @@ def test_one_setting_has_one_name(masks: dict[str, str], unified: dict[str, str]
     given = dict(masks)
     assert unify_masks(masks) == unified
     assert masks == given
+    settle_masks(masks)
+    assert masks == unified
 
 
 def test_masks_that_disagree_are_shown() -> None:
-    with pytest.raises(MaskConflict, match=r"HIP.*'1'.*CUDA.*'0'"):
-        unify_masks({"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"})
+    masks = {"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    for refused in (unify_masks, settle_masks):
+        with pytest.raises(MaskConflict, match=r"HIP.*'1'.*CUDA.*'0'"):
+            refused(masks)
+    assert masks == {"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}
 
 
 @pytest.mark.parametrize("other", ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"])

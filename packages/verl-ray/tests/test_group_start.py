@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 from verl_dispatch import Dispatch, Worker, WorkerGroupError, register
-from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, ResourceUnavailable
+from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, ResourceUnavailable, launch
 from verl_ray.group_errors import StartTimeout
 
 pytestmark = [pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(120)]
@@ -144,11 +145,16 @@ def test_a_failing_constructor_is_told_at_once_and_leaves_nothing(wait_until_fre
             assert group.world_size == 2
 
 
-def test_a_start_that_takes_too_long_is_bounded() -> None:
-    with pool(1) as places:
+def test_a_start_that_takes_too_long_is_bounded_and_says_what_it_waits_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_LOOK_S", 0.2)
+    monkeypatch.setattr(launch, "_FIRST_LOG_S", 0.5)
+    with pool(1) as places, caplog.at_level("WARNING", "verl_ray"):
         with pytest.raises(StartTimeout, match="ray_wait_register_center_timeout") as caught:
             RayWorkerGroup(places, RayClassWithInitArgs(Refuses, 600.0), ray_wait_register_center_timeout=6)
         assert caught.value.unanswered_ranks == [0]
+    assert re.search(r"after \d s ranks \[0\] are still (waiting for a process|in their cons)", caplog.text)
 
 
 def test_groups_start_side_by_side() -> None:
@@ -174,14 +180,29 @@ def test_ports_come_from_the_range_and_run_out() -> None:
 
 
 def test_exactly_as_many_groups_as_the_pool_has_room_for() -> None:
-    with pool(1, max_colocate_count=2) as places:
-        groups = [RayWorkerGroup(places, RayClassWithInitArgs(NoWorker)) for _ in range(2)]
-        with pytest.raises(ResourceUnavailable, match="2 of 2"):
-            RayWorkerGroup(places, RayClassWithInitArgs(NoWorker))
+    # Six times a sixth of a GPU, rounded to Ray's ten-thousandths, is either less than one GPU or more.
+    with RayResourcePool([1], max_colocate_count=6, cpus_per_worker=0.1) as places:
+        groups = [RayWorkerGroup(places, RayClassWithInitArgs(Plain), wait=False) for _ in range(6)]
+        with pytest.raises(ResourceUnavailable, match="6 of 6"):
+            RayWorkerGroup(places, RayClassWithInitArgs(Plain))
+        masks = [group.environment("CUDA_VISIBLE_DEVICES") for group in groups]
+        assert masks == masks[:1] * 6
+        assert masks[0] != [""]
         groups[0].shutdown()
-        with RayWorkerGroup(places, RayClassWithInitArgs(NoWorker)) as third:
-            assert third.who() == ["0"]
-        groups[1].shutdown()
+        with RayWorkerGroup(places, RayClassWithInitArgs(NoWorker)) as next_one:
+            assert next_one.who() == ["0"]
+        for group in groups:
+            group.shutdown()
+
+
+def test_groups_that_ask_a_whole_cpu_each_leave_one_another_room() -> None:
+    template = RayClassWithInitArgs(NoWorker)
+    template.update_options({"num_cpus": 1})
+    with RayResourcePool([1], use_gpu=False, max_colocate_count=2, timeout_s=20) as places:
+        groups = [RayWorkerGroup(places, template, wait=False) for _ in range(2)]
+        assert [group.who() for group in groups] == [["0"], ["0"]]
+        for group in groups:
+            group.shutdown()
 
 
 def test_gpu_workers_see_their_own_device() -> None:

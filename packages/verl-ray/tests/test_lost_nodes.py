@@ -101,7 +101,7 @@ def test_a_node_lost_in_mid_call_then_no_room_then_a_late_node(
         assert before[0][3] == before[1][3] != before[2][3] == before[3][3]
         group.watch(deaths.append, 0.1)
 
-        victim = next(node for node in cluster.list_all_nodes() if node.node_id == before[2][3])
+        victim = node_of(cluster, before[2][3])
         killer = threading.Timer(0.5, cluster.remove_node, (victim,), {"allow_graceful": False})
         killer.start()
         begin = time.monotonic()
@@ -162,7 +162,12 @@ def test_a_part_moves_and_the_other_part_stays_then_a_new_group_fits_on_what_is_
             assert pool.lost_nodes() == ()
 
 
+def node_of(cluster: Cluster, node_id: str) -> Any:
+    nodes: Callable[[], list[Any]] = cluster.list_all_nodes  # Ray leaves this one untyped
+    return next(node for node in nodes() if node.node_id == node_id)
+
+
 def remove(cluster: Cluster, node_id: str) -> None:
     """Take a node away, and wait until the cluster knows."""
-    cluster.remove_node(next(node for node in cluster.list_all_nodes() if node.node_id == node_id))
+    cluster.remove_node(node_of(cluster, node_id))
     assert wait_for(lambda: node_id not in {node.node_id for node in alive_nodes()})

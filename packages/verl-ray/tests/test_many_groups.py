@@ -39,7 +39,8 @@ def test_twenty_groups_in_turn_leave_nothing(
     before = wait_until_free()
     template = RayClassWithInitArgs(Visitor)
     for number in range(GROUPS):
-        ranks = 1 + number % 2
+        # Each worker costs the import of torch, so few groups have two.
+        ranks = 1 if number % 10 else 2
         pool = RayResourcePool([ranks], use_gpu=number % 3 == 0, max_colocate_count=1)
         group = RayWorkerGroup(pool, template, name_prefix="visitor")
         assert group.add(number) == [number + 1] * ranks

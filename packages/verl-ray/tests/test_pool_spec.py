@@ -36,6 +36,12 @@ def test_what_a_slot_reserves(options: dict[str, Any], bundle: dict[str, float])
     assert RayResourcePool([1], **options).spec.bundle() == bundle
 
 
+@pytest.mark.parametrize("sizes", [[], None])
+def test_a_pool_without_nodes_is_refused_at_the_first_use(sizes: list[int] | None) -> None:
+    with pytest.raises(InvalidPoolArgument, match=r"process_on_nodes is .*one node at least"):
+        RayResourcePool(sizes, use_gpu=False).place()
+
+
 def test_an_accelerator_type_may_be_a_resource_of_the_cluster_by_its_bare_name() -> None:
     spec = RayResourcePool([1], accelerator_type="my_a100").spec
     assert spec.bundle(["CPU", "my_a100"])["my_a100"] == 0.0001

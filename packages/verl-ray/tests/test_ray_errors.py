@@ -44,6 +44,7 @@ ERRORS: list[MadeOfFacts] = [
     PlacementArgument("pool", "strategy", "PACK", "STRICT_PACK"),
     PlacementNameTaken("exact0", "job 01"),
     PlacementTimeout("processes [3]", 5, "too small"),
+    PlacementTimeout("processes [3]", 5, "too small", "Much stays reserved"),
     PoolAlreadyPlaced("pool", [2, 1]),
     PoolClosed("pool"),
     PoolFull("pool", 2, 2, ["a", "b"]),

@@ -45,6 +45,10 @@ def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, A
     return error
 
 
+# A message is for reading: what a worker said in full is in the failure's `cause` and `traceback`.
+_MOST_OF_A_CAUSE, _MOST_OF_A_TRACEBACK = 2_000, 20_000
+
+
 class _Facts(Exception):
     """Lets an error that builds its own message cross a process border."""
 
@@ -57,6 +61,14 @@ class _Facts(Exception):
 
 def _names(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
+
+
+def _shortened(text: str, most: int) -> str:
+    """The text, or its two ends around a word on what is left out."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -332,7 +344,11 @@ class WorkerFailure:
 
     def __str__(self) -> str:
         pid = "unknown" if self.pid is None else self.pid
-        return f"rank {self.rank} (node {self.node}, pid {pid}): {type(self.cause).__name__}: {self.cause}"
+        try:
+            what = _shortened(str(self.cause), _MOST_OF_A_CAUSE)
+        except Exception:  # an exception of the user's that cannot say what it is
+            what = "(it cannot be shown)"
+        return f"rank {self.rank} (node {self.node}, pid {pid}): {type(self.cause).__name__}: {what}"
 
 
 class WorkerGroupError(_Facts, RuntimeError):
@@ -368,7 +384,7 @@ class WorkerGroupError(_Facts, RuntimeError):
         if self.unanswered_ranks:
             lines.append(f"  no answer from {_ranks(self.unanswered_ranks)}")
         first = next((failure.traceback for failure in self.errors.values() if failure.traceback), "")
-        return "\n".join([*lines, first.rstrip()] if first else lines)
+        return "\n".join([*lines, _shortened(first.rstrip(), _MOST_OF_A_TRACEBACK)] if first else lines)
 
     def _where(self) -> str:
         return _ranks(self.failed_ranks) if self.failed_ranks else "an unknown rank"

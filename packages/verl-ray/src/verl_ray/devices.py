@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ __all__ = [
     "hidden_masks",
     "is_noset",
     "resource_of_device",
+    "settle_masks",
     "unify_masks",
     "visible_index",
     "worker_demand",
@@ -227,3 +228,21 @@ def unify_masks(masks: Mapping[str, str]) -> dict[str, str]:
     if len(set(said.values())) > 1:
         raise MaskConflict(said, "set one of them, or both to the same value")
     return rest | ({_CUDA: next(iter(said.values()))} if said else {})
+
+
+def settle_masks(environ: MutableMapping[str, str]) -> None:
+    """Leave CUDA_VISIBLE_DEVICES alone of the three, in place: a runtime that reads two would filter twice.
+
+    Raises:
+        MaskConflict: see `unify_masks`.
+
+    >>> environ = {"ROCR_VISIBLE_DEVICES": "1", "PATH": "/bin"}
+    >>> settle_masks(environ)
+    >>> environ
+    {'PATH': '/bin', 'CUDA_VISIBLE_DEVICES': '1'}
+    """
+    found = {name: environ[name] for name in (_CUDA, _HIP, _ROCR) if name in environ}
+    unified = unify_masks(found)
+    environ.update(unified)
+    for name in found.keys() - unified.keys():
+        del environ[name]

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import accelerators, utils
+from ray._common.utils import get_system_memory
+from ray._private.accelerators import get_all_accelerator_managers
+from ray._private.utils import get_num_cpus
 
 from verl_ray.cluster import NodeFacts, alive_nodes, dead_node_addresses
 from verl_ray.devices import DEVICE_MASKS
@@ -75,15 +77,14 @@ def gather_facts(environ: Mapping[str, str], address: str | None = None) -> Doct
     )
 
 
-# Ray leaves these untyped.
-_count_cpus: Callable[[], int] = utils.get_num_cpus
-_count_memory: Callable[[], int] = utils.get_system_memory
-_accelerator_kinds: Callable[[], Iterable[Any]] = accelerators.get_all_accelerator_managers
+# Ray leaves these two untyped.
+_count_memory: Callable[[], int] = get_system_memory
+_accelerator_kinds: Callable[[], Iterable[Any]] = get_all_accelerator_managers
 
 
 def _machine() -> dict[str, float]:
     """CPUs, bytes of memory and accelerators, counted the way Ray counts them when it starts."""
-    found = {"CPU": float(_count_cpus()), "GPU": 0.0, "memory": float(_count_memory())}
+    found = {"CPU": float(get_num_cpus()), "GPU": 0.0, "memory": float(_count_memory())}
     for kind in _accelerator_kinds():
         # Several makes go by the name of GPU.
         count = float(kind.get_current_node_num_accelerators())

@@ -24,7 +24,7 @@ from verl_dispatch.rank_info import RankInfo, building
 
 from verl_ray._clock import IMPORTED_AT
 from verl_ray.async_methods import MethodLoop
-from verl_ray.devices import accelerator_named, hidden_masks, is_noset, unify_masks, visible_index
+from verl_ray.devices import accelerator_named, hidden_masks, is_noset, settle_masks, visible_index
 from verl_ray.message import Message, check_arguments, open_message, prepare_answer
 from verl_ray.rank_env import rank_env
 from verl_ray.rendezvous import HeldRendezvous, Rendezvous, RendezvousRequest, choose_rendezvous
@@ -140,15 +140,10 @@ def _set_device_masks(resource: str | None) -> int | None:
         return None
     accelerator = accelerator_named(resource)
     if accelerator.resource == "GPU":
-        os.environ.update(unify_masks(_gpu_masks()))
+        settle_masks(os.environ)
     assigned = ray.get_runtime_context().get_accelerator_ids().get(resource, [])
     mask = os.environ.get(accelerator.mask) if accelerator.mask else None
     return visible_index(assigned, mask, is_noset(os.environ, accelerator))
-
-
-def _gpu_masks() -> dict[str, str]:
-    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def _construct(host: Host, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

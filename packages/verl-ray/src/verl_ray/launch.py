@@ -168,16 +168,16 @@ def _still_missing(launched: Launched) -> str:
     stages: dict[str, list[int]] = {}
     for rank in survey(launched.set_ups, 0.0).silent:
         stages.setdefault(_stage(launched.handles[rank]), []).append(rank)
-    return "; ".join(f"ranks {', '.join(map(str, ranks))} {stage}" for stage, ranks in stages.items())
+    return "; ".join(f"ranks {ranks} are still {stage}" for stage, ranks in stages.items())
 
 
 def _stage(handle: Any) -> str:
     state = actor_state(handle._actor_id.hex())
     if state == "ALIVE":
-        return "are in their constructor, or wait there for others"
+        return "in their constructor, or wait there for others"
     if state == "PENDING_CREATION":
-        return "wait for a process, or import their code"
-    return f"are {state} in Ray's words"
+        return "waiting for a process, or importing their code"
+    return f"{state}, in Ray's words"
 
 
 def _start_failure(spec: LaunchSpec, launched: Launched, error: Exception) -> Exception:

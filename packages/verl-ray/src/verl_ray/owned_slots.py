@@ -15,7 +15,7 @@ from verl_ray.cluster import alive_nodes, connection, ensure_ray_started
 from verl_ray.defaults import is_unsaid
 from verl_ray.errors import PoolAlreadyPlaced, PoolClosed
 from verl_ray.placement import await_placement, place, release
-from verl_ray.pool_spec import PoolSpec
+from verl_ray.pool_spec import InvalidPoolArgument, PoolSpec
 from verl_ray.shares import LEDGER
 from verl_ray.slot_sources import DEFAULT_ASK, PlacementArgument, PlacementAsk, SlotSource
 from verl_ray.slots import Slot, node_sizes, rank_order_of_groups, slots_of_groups
@@ -78,6 +78,8 @@ class OwnedSlots(SlotSource):
                 self._check_same(ask, self._ask)
 
     def _reserve(self, ask: PlacementAsk) -> None:
+        if not self._sizes:
+            raise InvalidPoolArgument("process_on_nodes", self._sizes, "one node at least; see add_node")
         ensure_ray_started()
         spec = replace(self._spec, accelerator=self._spec.accelerator_on(ask.device_name))
         if spec.topology_strategy and is_unsaid(ask.strategy):
