@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from verl_protocol import wire
+
+# pytest's import mode leaves this folder out, and test files import `protocol_samples` from it.
+sys.path.insert(0, str(Path(__file__).parent))
 
 Transport = Callable[[Any], Any]
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from verl_protocol import (
     DataProto,
+    balanced_partition,
     collate_fn,
     even_sizes,
     fold_batch_dim,
@@ -70,6 +72,68 @@ CONSTRUCTIONS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: unfold_batch_dim(wrong([1])), e.NotBatchesError, "'list'"),
     (lambda: DataProto.concat(wrong(None)), e.NotBatchesError, "'NoneType'"),
 ]
+
+
+FLAGS: dict[str, Callable[[DataProto, Any], object]] = {
+    "auto_padding": lambda d, no: DataProto.from_dict({"a": torch.ones(2)}, auto_padding=no),
+    "uneven": lambda d, no: d.chunk(2, uneven=no),
+    "interleave": lambda d, no: d.repeat(2, interleave=no),
+    "copy_objects": lambda d, no: d.repeat(2, copy_objects=no),
+    "deepcopy": lambda d, no: d.select(deepcopy=no),
+    "missing_ok": lambda d, no: d.select(missing_ok=no),
+    "objects": lambda d, no: d.to("cpu", objects=no),
+    "drop_last": lambda d, no: d.make_iterator(2, 1, drop_last=no),
+    "shuffle": lambda d, no: d.make_iterator(2, 1, dataloader_kwargs={"shuffle": no}),
+    "equal_size": lambda d, no: balanced_partition([1, 2], 2, equal_size=no),
+    "allow_pickle": lambda d, no: d.save_to_disk("never written", allow_pickle=no),
+}
+
+
+@pytest.mark.parametrize("value", ["no", 0, None], ids=repr)
+@pytest.mark.parametrize("argument", FLAGS)
+def test_a_flag_is_a_bool(argument: str, value: Any) -> None:
+    if argument == "drop_last" and value is None:
+        value = "None"
+    with pytest.raises(e.NotABoolError, match=f"^{argument} must be True or False, got {value!r}$"):
+        FLAGS[argument](batch(), value)
+
+
+def test_flags_of_numpy_are_bools() -> None:
+    data = DataProto.from_dict({"a": torch.arange(3)}, auto_padding=wrong(np.True_))
+    assert [len(piece) for piece in data.chunk(2, uneven=wrong(np.False_))] == [2, 1]
+    assert data.is_padding_enabled() is True
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (torch.uint8, -1),
+        (torch.uint8, 256),
+        (torch.int64, 0.5),
+        (torch.int64, float("nan")),
+        (torch.int32, float("inf")),
+        (torch.int32, 2**31),
+        (torch.bool, 2),
+    ],
+    ids=str,
+)
+def test_pad_values_that_the_dtype_cannot_hold_are_an_error(dtype: torch.dtype, value: float) -> None:
+    parts = [DataProto.from_dict({"a": torch.zeros(1, width, dtype=dtype)}) for width in (2, 3)]
+    with pytest.raises(e.PadValueError, match=rf"'a'.* {str(dtype)[6:]} cannot hold {value!r}"):
+        DataProto.concat(parts, pad={"a": value})
+
+
+@pytest.mark.parametrize("name", ["non_tensor_batch", "meta_info"])
+def test_containers_set_later_are_checked_as_those_given_first(name: str) -> None:
+    for holder in (batch(k=1), batch(k=1)[0]):
+        setattr(holder, name, None)
+        assert getattr(holder, name) == {}
+        with pytest.raises(e.NotADictError, match=f"{name} must be a dict, got list"):
+            setattr(holder, name, [1])
+        assert getattr(holder, name) == {}
+    data = batch(k=1)
+    setattr(data, name, None)
+    assert len(DataProto.concat(data.chunk(2))) == 4
 
 
 @pytest.mark.parametrize(("call", "error", "message"), CONSTRUCTIONS)

@@ -234,6 +234,17 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     assert load_from_disk(tmp_path / "b").equals(old)
 
 
+def test_what_cannot_be_written_is_the_file_that_was_named(tmp_path: Path) -> None:
+    data, missing, folder = DataProto(), tmp_path / "missing" / "batch", tmp_path / "folder"
+    folder.mkdir()
+    for path, error in ((missing, FileNotFoundError), (folder, IsADirectoryError)):
+        with pytest.raises(error) as caught:
+            save_to_disk(data, path)
+        assert (caught.value.filename, caught.value.filename2) == (str(path), None)
+        assert ".tmp" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 def test_foreign_and_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         load_from_disk(tmp_path / "none")

@@ -144,6 +144,18 @@ def test_chunking_and_counting_fetch_nothing() -> None:
     assert [part.fetched for part in parts] == [0, 0]
 
 
+def test_a_repr_is_short_and_fetches_nothing() -> None:
+    whole, parts = counted([1] * 1000)
+    assert repr(whole) == "DataProtoFuture(1000 parts)"
+    assert repr(whole.chunk(4)[1]) == "DataProtoFuture(1000 parts, piece 1 of 4)"
+    deep = whole
+    for _ in range(50):
+        deep = deep.chunk(1)[0]
+    assert repr(deep).endswith("parts, ..., piece 0 of 1, piece 0 of 1, piece 0 of 1)")
+    assert repr(DataProtoFuture.concat([parts[0]])) == "DataProtoFuture(1 part)"
+    assert sum(part.fetched for part in parts) == 0
+
+
 def test_without_row_counts_every_part_is_fetched() -> None:
     parts = [Counted(part) for part in parts_of([4, 4])]
     assert rows(DataProtoFuture.concat(parts).chunk(2)[1].get()) == [4, 5, 6, 7]

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from protocol_samples import jagged, rows_of
 from tensordict import TensorDict
 from verl_protocol import errors
 from verl_protocol import tensordict_ops as ops
 from verl_protocol.errors import RaggedDimError
 from verl_protocol.jagged import ragged_dim
-
-
-def jagged(lengths: list[int], start: float = 0.0) -> torch.Tensor:
-    values = torch.arange(start, start + sum(lengths))
-    return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, *lengths]).cumsum(0))
-
-
-def rows_of(tensor: torch.Tensor) -> list[Any]:
-    return [row.tolist() for row in tensor.unbind()]
 
 
 @pytest.mark.parametrize("lengths", [[3, 3], [3, 5], [3], [0, 2]])

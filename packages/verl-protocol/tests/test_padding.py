@@ -165,5 +165,5 @@ def test_auto_padding_for_all_batches_follows_class_and_environment(monkeypatch:
         assert [len(piece) for piece in data.chunk(3)] == [2, 1, 1]
     finally:
         DataProtoConfig._auto_padding = None
-    with pytest.raises(TypeError, match="must be a bool"):
+    with pytest.raises(TypeError, match="auto_padding must be True or False, got 'yes'"):
         DataProtoConfig.auto_padding = "yes"  # type: ignore[assignment]

@@ -7,23 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from protocol_samples import full_tensordict
+from tensordict import NonTensorData, NonTensorStack
 from verl_protocol import errors
 from verl_protocol import tensordict_ops as ops
-
-
-def jagged(lengths: list[int], start: float = 0.0) -> torch.Tensor:
-    values = torch.arange(start, start + sum(lengths))
-    return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, *lengths]).cumsum(0))
-
-
-def make(num_rows: int, **meta: Any) -> TensorDict:
-    columns = {
-        "a": torch.arange(num_rows),
-        "s": [f"s{row}" for row in range(num_rows)],
-        "o": [[1, 2]] * num_rows,
-    }
-    return ops.get_tensordict({**columns, "j": jagged([2] * num_rows)} if num_rows else columns, meta)
 
 
 def test_get_tensordict_takes_columns_and_data() -> None:
@@ -61,7 +48,7 @@ def test_get_tensordict_names_what_does_not_fit(
 
 
 def test_get_reads_every_kind_of_entry() -> None:
-    data = make(2, k={"x": 1})
+    data = full_tensordict(2, k={"x": 1})
     assert ops.get(data, "a").tolist() == [0, 1]
     assert ops.get(data, "s") == ["s0", "s1"]
     assert ops.get(data, "k") == {"x": 1}
@@ -79,13 +66,13 @@ def test_unwrap_gives_the_value() -> None:
 
 
 def test_pop_takes_the_entry_out() -> None:
-    data = make(2, k=1)
+    data = full_tensordict(2, k=1)
     assert [ops.pop(data, "s"), ops.pop(data, "k"), ops.pop(data, "k", "gone")] == [["s0", "s1"], 1, "gone"]
     assert set(data.keys()) == {"a", "o", "j"}
 
 
 def test_get_keys_and_pop_keys_give_a_tensordict() -> None:
-    data = make(2, k=1)
+    data = full_tensordict(2, k=1)
     got = ops.get_keys(data, ["s", "k"])
     assert (ops.get(got, "s"), ops.get(got, "k"), got.batch_size) == (["s0", "s1"], 1, (2,))
     popped = ops.pop_keys(data, ["a", "s"])
@@ -94,7 +81,7 @@ def test_get_keys_and_pop_keys_give_a_tensordict() -> None:
 
 
 def test_unknown_keys_are_named_and_nothing_is_taken() -> None:
-    data = make(2)
+    data = full_tensordict(2)
     for function in (ops.get_keys, ops.pop_keys):
         with pytest.raises(KeyError, match="'nope'"):
             function(data, ["a", "nope"])
@@ -103,7 +90,7 @@ def test_unknown_keys_are_named_and_nothing_is_taken() -> None:
 
 
 def test_assigning_lists_and_values() -> None:
-    data = make(2)
+    data = full_tensordict(2)
     assert ops.assign_non_tensor(data, names=["x", "x"], config={"lr": [1]}, flag=None) is data
     assert ops.get(data, "names") == ["x", "x"]
     assert ops.get(data, "config") == {"lr": [1]}
@@ -116,7 +103,7 @@ def test_assigning_lists_and_values() -> None:
 
 @pytest.mark.parametrize(("value", "error"), [(["x"], errors.RowCountError), ("xy", errors.ColumnTypeError)])
 def test_a_stack_needs_one_entry_per_row(value: Any, error: type[Exception]) -> None:
-    data = make(2)
+    data = full_tensordict(2)
     with pytest.raises(error, match="names"):
         ops.assign_non_tensor_stack(data, "names", value)
     assert "names" not in set(data.keys())

@@ -9,26 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from protocol_samples import full_tensordict, jagged, rows_of
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl_protocol import errors
 from verl_protocol import tensordict_ops as ops
 from verl_protocol.batch import DataProto
 from verl_protocol.batch_data import BatchData
 from verl_protocol.errors import NotATensorDictError
-
-
-def jagged(lengths: list[int], start: float = 0.0) -> torch.Tensor:
-    values = torch.arange(start, start + sum(lengths))
-    return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, *lengths]).cumsum(0))
-
-
-def make(num_rows: int, **meta: Any) -> TensorDict:
-    columns = {
-        "a": torch.arange(num_rows),
-        "s": [f"s{row}" for row in range(num_rows)],
-        "o": [[1, 2]] * num_rows,
-    }
-    return ops.get_tensordict({**columns, "j": jagged([2] * num_rows)} if num_rows else columns, meta)
 
 
 def proto(data: TensorDict) -> DataProto:
@@ -41,7 +28,7 @@ def same(one: TensorDict, other: DataProto | TensorDict) -> bool:
 
 @pytest.mark.parametrize("num_rows", [1, 2, 4])
 def test_concat_of_chunks_is_the_same(num_rows: int) -> None:
-    data = make(num_rows, k=1)
+    data = full_tensordict(num_rows, k=1)
     ops.assert_tensordict_eq(ops.concat_tensordict(ops.chunk_tensordict(data, num_rows)), data)
 
 
@@ -61,7 +48,7 @@ def test_data_that_collapsed_in_one_part_is_a_column_again() -> None:
 
 
 def test_concat_keeps_the_first_part_s_entries_without_rows() -> None:
-    whole = ops.concat_tensordict([make(1, k=7, metrics={"loss": 1.0}), make(1, k=8)])
+    whole = ops.concat_tensordict([full_tensordict(1, k=7, metrics={"loss": 1.0}), full_tensordict(1, k=8)])
     assert (ops.get(whole, "k"), ops.get(whole, "metrics")) == (7, {"loss": 1.0})
 
 
@@ -79,13 +66,13 @@ def test_concat_checks_all_parts_first() -> None:
     with pytest.raises(errors.NothingToConcatError):
         ops.concat_tensordict([])
     with pytest.raises(errors.MissingColumnsError, match="b"):
-        ops.concat_tensordict([make(1), ops.get_tensordict({"b": torch.zeros(1)})])
+        ops.concat_tensordict([full_tensordict(1), ops.get_tensordict({"b": torch.zeros(1)})])
     with pytest.raises(NotATensorDictError, match=r"data\[1\] must be a TensorDict, got DataProto"):
-        ops.concat_tensordict([make(1), proto(make(1))])  # type: ignore[list-item]
+        ops.concat_tensordict([full_tensordict(1), proto(full_tensordict(1))])  # type: ignore[list-item]
 
 
 def test_chunks_are_writable_and_their_own() -> None:
-    data = make(4, k={"x": 1}).lock_()
+    data = full_tensordict(4, k={"x": 1}).lock_()
     first, second = ops.chunk_tensordict(data, 2)
     first["new"] = torch.zeros(2)
     ops.get(first, "k")["x"] = 5
@@ -95,7 +82,7 @@ def test_chunks_are_writable_and_their_own() -> None:
 
 
 def test_uneven_chunks_are_asked_for() -> None:
-    data = make(2)
+    data = full_tensordict(2)
     with pytest.raises(errors.UnevenChunksError, match=r"2 rows .* 4 equal chunks"):
         ops.chunk_tensordict(data, 4)
     assert [piece.batch_size[0] for piece in ops.chunk_tensordict(data, 4, uneven=True)] == [1, 1, 0, 0]
@@ -105,7 +92,7 @@ def test_uneven_chunks_are_asked_for() -> None:
 
 
 def test_metrics_stay_with_the_first_chunk() -> None:
-    pieces = ops.chunk_tensordict(make(2, metrics={"loss": 1.0}), 2)
+    pieces = ops.chunk_tensordict(full_tensordict(2, metrics={"loss": 1.0}), 2)
     assert [ops.get(piece, "metrics") for piece in pieces] == [{"loss": 1.0}, None]
 
 
@@ -128,24 +115,24 @@ def test_chunks_of_data_without_rows() -> None:
     ids=str,
 )
 def test_index_select_is_that_of_a_batch(index: Any) -> None:
-    data = make(3, k=1)
+    data = full_tensordict(3, k=1)
     assert same(ops.index_select_tensor_dict(data, index), proto(data)[index])
 
 
 def test_wrong_indices_are_named() -> None:
     with pytest.raises(IndexError, match="row 3"):
-        ops.index_select_tensor_dict(make(3), [3])
+        ops.index_select_tensor_dict(full_tensordict(3), [3])
 
 
 def test_union_adds_to_the_first() -> None:
-    data = make(2, k=1)
+    data = full_tensordict(2, k=1)
     other = ops.get_tensordict({"b": torch.ones(2), "t": ["x", "y"], "s": ["s0", "s1"]}, {"m": [1]})
     assert ops.union_tensor_dict(data, other) is data
     assert (ops.get(data, "t"), ops.get(data, "m"), data["b"].sum()) == (["x", "y"], [1], 2)
 
 
 def test_union_onto_a_locked_one_gives_another() -> None:
-    locked = make(2).lock_()
+    locked = full_tensordict(2).lock_()
     united = ops.union_tensor_dict(locked, ops.get_tensordict({"b": torch.ones(2)}))
     united["c"] = torch.zeros(2)
     assert "b" in set(united.keys())
@@ -162,10 +149,10 @@ def test_union_onto_a_locked_one_gives_another() -> None:
     ],
 )
 def test_union_of_what_differs_adds_nothing(other: TensorDict, error: type[Exception]) -> None:
-    data = make(2, k=1)
+    data = full_tensordict(2, k=1)
     with pytest.raises(error):
         ops.union_tensor_dict(data, other)
-    ops.assert_tensordict_eq(data, make(2, k=1))
+    ops.assert_tensordict_eq(data, full_tensordict(2, k=1))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +167,7 @@ def test_union_with_an_equal_entry_is_fine(value: Any) -> None:
 
 
 def test_iterator_is_that_of_a_batch() -> None:
-    data = make(4, k=1)
+    data = full_tensordict(4, k=1)
     got = [ops.get(piece, "s") for piece in ops.make_iterator(data, 2, 2)]
     assert got == [["s0", "s1"], ["s2", "s3"]] * 2
     shuffled: dict[str, Any] = {"seed": 3, "dataloader_kwargs": {"shuffle": True}}
@@ -194,7 +181,7 @@ def test_iterator_is_that_of_a_batch() -> None:
 
 @pytest.mark.parametrize(("num_rows", "divisor", "expected"), [(3, 4, 1), (3, 8, 5), (4, 4, 0), (0, 4, 0)])
 def test_padding_is_known_and_undone(num_rows: int, divisor: int, expected: int) -> None:
-    data = make(num_rows, metrics={"loss": 1.0})
+    data = full_tensordict(num_rows, metrics={"loss": 1.0})
     padded, pad_size = ops.pad_to_divisor(data, divisor)
     assert pad_size == expected
     assert padded["a"].tolist() == [row % max(num_rows, 1) for row in range(num_rows + expected)]
@@ -243,21 +230,20 @@ def test_rows_that_make_no_column(rows: list[Any], options: dict[str, Any], erro
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (make(3, k=1), "batch sizes"),
-        (ops.get_keys(make(2, k=1), ["a", "s", "o", "k"]), r"only one of them has: \['j'\]"),
-        (make(2, k=2), "entry 'k' differs: 1 and 2"),
-        (make(2), "only one of them has"),
-        (ops.assign_non_tensor(make(2, k=1), s=["s0", "x"]), "column 's' differs in row 1: 's1' and 'x'"),
-        (make(2, k=1).set("a", torch.zeros(2)), "column 'a' differs"),
+        (full_tensordict(3, k=1), "batch sizes"),
+        (ops.get_keys(full_tensordict(2, k=1), ["a", "s", "o", "k"]), r"only one of them has: \['j'\]"),
+        (full_tensordict(2, k=2), "entry 'k' differs: 1 and 2"),
+        (full_tensordict(2), "only one of them has"),
+        (
+            ops.assign_non_tensor(full_tensordict(2, k=1), s=["s0", "x"]),
+            "column 's' differs in row 1: 's1' and 'x'",
+        ),
+        (full_tensordict(2, k=1).set("a", torch.zeros(2)), "column 'a' differs"),
     ],
 )
 def test_differences_are_named(other: TensorDict, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
-        ops.assert_tensordict_eq(make(2, k=1), other)
-
-
-def rows_of(tensor: torch.Tensor) -> list[Any]:
-    return [row.tolist() for row in tensor.unbind()]
+        ops.assert_tensordict_eq(full_tensordict(2, k=1), other)
 
 
 def test_every_name_is_there() -> None:
@@ -272,7 +258,7 @@ def test_every_name_is_there() -> None:
     index=st.lists(st.integers(0, 5), max_size=6),
 )
 def test_a_batch_and_a_tensordict_agree(num_rows: int, chunks: int, divisor: int, index: list[int]) -> None:
-    data = make(num_rows, k={"x": 1}, metrics={"loss": 1.0})
+    data = full_tensordict(num_rows, k={"x": 1}, metrics={"loss": 1.0})
     batch = proto(data)
     pieces, expected = ops.chunk_tensordict(data, chunks, uneven=True), batch.chunk(chunks, uneven=True)
     assert all(map(same, pieces, expected))

@@ -14,39 +14,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from protocol_samples import full_batch, out_of_band, round_trip
 from tensordict import NonTensorStack, TensorDict
 from verl_protocol import DataProto, wire
 from verl_protocol.padding import pad_dataproto_to_divisor
 
 
-def round_trip(data: Any, protocol: int = 5) -> Any:
-    return pickle.loads(pickle.dumps(data, protocol))
-
-
-def out_of_band(data: Any) -> tuple[bytes, list[bytes]]:
-    buffers: list[pickle.PickleBuffer] = []
-    payload = pickle.dumps(data, protocol=5, buffer_callback=buffers.append)
-    return payload, [bytes(buffer.raw()) for buffer in buffers]
-
-
-def jagged(lengths: list[int], dim: int = 1) -> torch.Tensor:
-    shape = (sum(lengths), 3) if dim == 1 else (3, sum(lengths))
-    values = torch.arange(float(sum(lengths) * 3)).view(shape)
-    return torch.nested.nested_tensor_from_jagged(
-        values, torch.tensor([0, *lengths]).cumsum(0), jagged_dim=dim
-    )
-
-
-def full(num_rows: int = 3) -> DataProto:
-    tensors = {"a": torch.arange(num_rows * 2).view(num_rows, 2), "j": jagged([2] * num_rows, 2)}
-    arrays: dict[str, Any] = {"s": [f"row {row}" for row in range(num_rows)], "n": np.arange(num_rows)}
-    return DataProto.from_dict(tensors, arrays, {"step": 3, "metrics": {"loss": [0.5]}})
-
-
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("num_rows", [1, 3, 500])
 def test_every_protocol_gives_the_batch_back(num_rows: int, protocol: int) -> None:
-    data = full(num_rows)
+    data = full_batch(num_rows)
     got = round_trip(data, protocol)
     assert got.equals(data)
     got.batch["a"][0] = 7
@@ -145,7 +122,7 @@ def test_loaded_columns_are_writable_however_they_came() -> None:
 
 
 def test_dumping_does_not_change_the_batch() -> None:
-    data = full()
+    data = full_batch()
     before = data.batch
     pickle.dumps(data)
     assert data.batch is before
@@ -167,7 +144,7 @@ def test_a_locked_batch_arrives_unlocked() -> None:
 def test_a_device_is_declared_as_the_cpu() -> None:
     data = DataProto(batch=TensorDict({"a": torch.zeros(2)}, [2], device="cpu"))
     assert round_trip(data).batch.device == torch.device("cpu")
-    assert round_trip(full()).batch.device is None
+    assert round_trip(full_batch()).batch.device is None
 
 
 def test_padding_and_its_mask_survive() -> None:
@@ -179,7 +156,7 @@ def test_padding_and_its_mask_survive() -> None:
 
 
 def test_items_and_nested_batches_survive() -> None:
-    data = full()
+    data = full_batch()
     row = round_trip(data[1])
     assert row.batch["a"].tolist() == [2, 3]
     assert row.non_tensor_batch["s"] == "row 1"
@@ -234,17 +211,17 @@ def test_an_unknown_version_is_named(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("verl_protocol.wire_version.WIRE_VERSION", 99)
-        payload = pickle.dumps(full())
+        payload = pickle.dumps(full_batch())
     with pytest.raises(wire.WireVersionError, match=r"format 99, but verl-protocol 0.* format 2"):
         pickle.loads(payload)
-    assert transport(full()).equals(full())
+    assert transport(full_batch()).equals(full_batch())
 
 
 def test_an_unknown_version_is_seen_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("verl_protocol.wire_version.WIRE_VERSION", 99)
         patch.setattr("verl_protocol.wire_tensor.dtype_name", lambda dtype: "not yet invented")
-        payload = pickle.dumps(full())
+        payload = pickle.dumps(full_batch())
     with pytest.raises(wire.WireVersionError):
         pickle.loads(payload)
 

@@ -13,31 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from protocol_samples import full_batch, jagged_wide, out_of_band, round_trip
 from verl_protocol import DataProto, wire
-
-
-def round_trip(data: Any, protocol: int = 5) -> Any:
-    return pickle.loads(pickle.dumps(data, protocol))
-
-
-def out_of_band(data: Any) -> tuple[bytes, list[bytes]]:
-    buffers: list[pickle.PickleBuffer] = []
-    payload = pickle.dumps(data, protocol=5, buffer_callback=buffers.append)
-    return payload, [bytes(buffer.raw()) for buffer in buffers]
-
-
-def jagged(lengths: list[int], dim: int = 1) -> torch.Tensor:
-    shape = (sum(lengths), 3) if dim == 1 else (3, sum(lengths))
-    values = torch.arange(float(sum(lengths) * 3)).view(shape)
-    return torch.nested.nested_tensor_from_jagged(
-        values, torch.tensor([0, *lengths]).cumsum(0), jagged_dim=dim
-    )
-
-
-def full(num_rows: int = 3) -> DataProto:
-    tensors = {"a": torch.arange(num_rows * 2).view(num_rows, 2), "j": jagged([2] * num_rows, 2)}
-    arrays: dict[str, Any] = {"s": [f"row {row}" for row in range(num_rows)], "n": np.arange(num_rows)}
-    return DataProto.from_dict(tensors, arrays, {"step": 3, "metrics": {"loss": [0.5]}})
 
 
 def big() -> dict[str, torch.Tensor]:
@@ -49,7 +26,7 @@ def big() -> dict[str, torch.Tensor]:
     "tensors",
     [
         big(),
-        {"j": jagged([64] * 512, 2), **big()},
+        {"j": jagged_wide([64] * 512, 2), **big()},
         {"t": torch.ones(64, 512).t()},
         {"x": torch.ones(512, 1).expand(512, 64)},
     ],
@@ -64,7 +41,7 @@ def test_tensors_are_outside_the_pickle(tensors: dict[str, torch.Tensor]) -> Non
 
 
 def test_a_chunk_ships_its_own_rows() -> None:
-    data = DataProto.from_dict({"a": torch.zeros(512, 64), "j": jagged([64] * 512)})
+    data = DataProto.from_dict({"a": torch.zeros(512, 64), "j": jagged_wide([64] * 512)})
     whole = sum(map(len, out_of_band(data)[1]))
     pieces = [sum(map(len, out_of_band(piece)[1])) for piece in data.chunk(4)]
     assert whole < sum(pieces) < whole + 100
@@ -85,7 +62,7 @@ def test_buffers_can_be_read_without_a_copy_on_request() -> None:
 
 
 def test_a_write_into_a_read_only_batch_is_noticed() -> None:
-    packed = wire.pack(full(500), readers="read_only")
+    packed = wire.pack(full_batch(500), readers="read_only")
     payload, buffers = out_of_band(packed)
     got = pickle.loads(payload, buffers=buffers)
     assert got.batch["a"].sum() > 0
@@ -97,7 +74,7 @@ def test_a_write_into_a_read_only_batch_is_noticed() -> None:
 
 
 def test_a_new_column_in_a_read_only_batch_is_no_write() -> None:
-    payload, buffers = out_of_band(wire.pack(full(500), readers="read_only"))
+    payload, buffers = out_of_band(wire.pack(full_batch(500), readers="read_only"))
     got = pickle.loads(payload, buffers=buffers)
     got.batch["b"] = got.batch["a"] * 2
     got.batch["a"] = torch.zeros(500, 2, dtype=torch.int64)
@@ -107,7 +84,7 @@ def test_a_new_column_in_a_read_only_batch_is_no_write() -> None:
 
 @pytest.mark.parametrize("send", [pickle.dumps, out_of_band, copy.deepcopy, wire.dumps])
 def test_tensors_are_freed_as_soon_as_nobody_needs_them(send: Callable[[Any], Any]) -> None:
-    data = full(100)
+    data = full_batch(100)
     data.meta_info["weights"] = [torch.zeros(1000)]
     held = [weakref.ref(data), weakref.ref(data.meta_info["weights"][0])]
     gc.collect()

@@ -8,17 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from protocol_samples import jagged_wide
 from verl_protocol import wire
 
 Transport = Callable[[Any], Any]
-
-
-def jagged(lengths: list[int], dim: int = 1, extra: int = 3) -> torch.Tensor:
-    total = sum(lengths)
-    shape = (total, extra) if dim == 1 else (extra, total)
-    values = torch.arange(total * extra, dtype=torch.float32).view(shape)
-    offsets = torch.tensor([0, *lengths]).cumsum(0)
-    return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=dim)
 
 
 def offsets_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -31,7 +24,7 @@ def offsets_of(tensor: torch.Tensor) -> torch.Tensor:
 def test_jagged_keeps_rows_offsets_and_ragged_dimension(
     dim: int, lengths: list[int], transport: Transport
 ) -> None:
-    sent = jagged(lengths, dim)
+    sent = jagged_wide(lengths, dim)
     got = transport((sent,))[0]
     assert got.is_nested
     assert got.layout is torch.jagged
@@ -57,7 +50,7 @@ def test_jagged_over_a_part_of_its_values_ships_that_part() -> None:
 
 
 def test_jagged_tensors_over_the_same_offsets_still_add_up(transport: Transport) -> None:
-    first = jagged([3, 5])
+    first = jagged_wide([3, 5])
     second = torch.nested.nested_tensor_from_jagged(first.values() * 10, offsets_of(first))
     got = transport({"a": first, "b": second})
     assert torch.equal((got["a"] + got["b"]).values(), first.values() * 11)

@@ -9,17 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from protocol_samples import jagged_wide
 from verl_protocol import wire
 
 Transport = Callable[[Any], Any]
-
-
-def jagged(lengths: list[int], dim: int = 1, extra: int = 3) -> torch.Tensor:
-    total = sum(lengths)
-    shape = (total, extra) if dim == 1 else (extra, total)
-    values = torch.arange(total * extra, dtype=torch.float32).view(shape)
-    offsets = torch.tensor([0, *lengths]).cumsum(0)
-    return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=dim)
 
 
 def test_many_readers_get_copies_of_their_own() -> None:
@@ -61,7 +54,12 @@ def test_reading_only_is_no_write() -> None:
 @pytest.mark.parametrize("grad_mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 @pytest.mark.parametrize("key", ["x", "y[0]", "small", "ids[values]"])
 def test_a_write_into_read_only_memory_is_named(grad_mode: Callable[[], Any], key: str) -> None:
-    value = {"x": torch.ones(1000), "y": [torch.ones(500)], "small": torch.ones(2), "ids": jagged([300, 100])}
+    value = {
+        "x": torch.ones(1000),
+        "y": [torch.ones(500)],
+        "small": torch.ones(2),
+        "ids": jagged_wide([300, 100]),
+    }
     with grad_mode():
         got = read_only(value)
         target = {

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
 
 import pytest
 import torch
+from protocol_samples import jagged_wide, out_of_band, round_trip
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl_protocol import tensordict_ops as ops
 from verl_protocol import wire
 
 
-def round_trip(data: Any, protocol: int = 5) -> Any:
-    return pickle.loads(pickle.dumps(data, protocol))
-
-
-def out_of_band(data: Any) -> tuple[bytes, list[bytes]]:
-    buffers: list[pickle.PickleBuffer] = []
-    payload = pickle.dumps(data, protocol=5, buffer_callback=buffers.append)
-    return payload, [bytes(buffer.raw()) for buffer in buffers]
-
-
-def jagged(lengths: list[int], dim: int = 1) -> torch.Tensor:
-    shape = (sum(lengths), 3) if dim == 1 else (3, sum(lengths))
-    values = torch.arange(float(sum(lengths) * 3)).view(shape)
-    return torch.nested.nested_tensor_from_jagged(
-        values, torch.tensor([0, *lengths]).cumsum(0), jagged_dim=dim
-    )
-
-
 def tensordict() -> TensorDict:
     data = ops.get_tensordict(
-        {"a": torch.arange(1000).view(2, 500), "j": jagged([100, 50], 2), "s": ["x", "x"]},
+        {"a": torch.arange(1000).view(2, 500), "j": jagged_wide([100, 50], 2), "s": ["x", "x"]},
         {"k": {"w": torch.ones(300)}},
     )
     data["n"] = TensorDict({"y": torch.zeros(2, 200)}, [2])

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from verl_protocol import columns, combining, conversion, equality, rows
+from verl_protocol.arguments import flag
 from verl_protocol.batch_columns import BatchColumns
 from verl_protocol.errors import (
     BatchDimsError,
@@ -69,17 +70,12 @@ class DataProto(BatchColumns):
         meta_info: dict[str, Any] | None = None,
     ) -> None:
         self.batch = batch
-        self.non_tensor_batch = {} if non_tensor_batch is None else non_tensor_batch
-        self.meta_info = {} if meta_info is None else meta_info
+        given: Any = (non_tensor_batch, meta_info)
+        self.non_tensor_batch, self.meta_info = given
         self.__post_init__()
 
     def __post_init__(self) -> None:
         # A dataclass that inherits from this one sets the fields itself and comes straight here.
-        given: dict[str, Any] = self.__dict__
-        for name in ("non_tensor_batch", "meta_info"):
-            given[name] = {} if given[name] is None else given[name]
-            if not isinstance(given[name], Mapping):
-                raise NotADictError(name, given[name])
         self.check_consistency()
 
     def check_consistency(self) -> None:
@@ -129,11 +125,12 @@ class DataProto(BatchColumns):
         """
         if num_batch_dims != 1:
             raise BatchDimsError(f"num_batch_dims={num_batch_dims}")
+        padded = flag("auto_padding", auto_padding)
         held = columns.tensor_columns(tensors)
         arrays = columns.array_columns(non_tensors)
         count = columns.check_columns(held, arrays)
         made = cls._make(held if tensors else None, count, arrays, copy_meta(meta_info))
-        made._auto_padding = bool(auto_padding)
+        made._auto_padding = padded
         return made
 
     @classmethod

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from verl_protocol import iteration, padding, partition, reshaping, rows
+from verl_protocol.arguments import flag, whole_number
 from verl_protocol.errors import UnevenChunksError
 from verl_protocol.indexing import IndexLike, is_single_row, normalise_index, normalise_row
 from verl_protocol.items import DataProtoItem, item_of
@@ -66,8 +67,8 @@ class BatchRows(BatchState):
             UnevenChunksError: the rows do not divide by `chunks`.
             InvalidCountError: `chunks` is less than 1.
         """
-        count = rows.whole_number("chunks", chunks, 1)
-        if len(self) % count and not uneven and not self.is_padding_enabled():
+        count = whole_number("chunks", chunks, 1)
+        if not flag("uneven", uneven) and len(self) % count and not self.is_padding_enabled():
             raise UnevenChunksError(len(self), count)
         return self._pieces(partition.even_sizes(len(self), count))
 
@@ -77,7 +78,7 @@ class BatchRows(BatchState):
         Raises:
             InvalidCountError: `split_size` is less than 1.
         """
-        size, count = rows.whole_number("split_size", split_size, 1), len(self)
+        size, count = whole_number("split_size", split_size, 1), len(self)
         return self._pieces([min(size, count - start) for start in range(0, count, size)] or [0])
 
     def _pieces(self, sizes: Sequence[int]) -> list[Self]:

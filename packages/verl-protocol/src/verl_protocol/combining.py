@@ -75,12 +75,25 @@ def _concat_tensors(
 
 
 def _check_pad(key: str, column: Sequence[Any], value: Any, side: Any) -> None:
+    """Check that a column can be widened, and that its dtype can hold the value that it is widened with."""
     if any(not isinstance(part, torch.Tensor) or part.is_nested for part in column):
         raise PadValueError(key, "only dense tensor columns have a width; jagged ones need no padding")
     if not isinstance(value, (int, float)):
         raise PadValueError(key, f"the value must be a number, got {value!r}")
+    if not _holds(column[0].dtype, value):
+        raise PadValueError(key, f"{str(column[0].dtype).removeprefix('torch.')} cannot hold {value!r}")
     if side not in ("left", "right"):
         raise PadValueError(key, f"pad_side must be 'left' or 'right', got {side!r}")
+
+
+def _holds(dtype: torch.dtype, value: float) -> bool:
+    """Whether a tensor of this dtype can hold the number, rounded at most."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return True
+    if dtype is torch.bool:
+        return value in (0, 1)
+    limits = torch.iinfo(dtype)
+    return limits.min <= value <= limits.max and value == int(value)
 
 
 def _widths(parts: Sequence[Part], pad: Mapping[str, float]) -> dict[str, tuple[int, ...]]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl_protocol.arguments import flag
 from verl_protocol.batch import DataProto
 from verl_protocol.disk_file import Entry, FileFormatError, MappedFile, write_file
 from verl_protocol.disk_values import PickleNeededError, PickleRefusedError, Reader, Writer
@@ -46,7 +47,7 @@ def save_to_disk(data: DataProto, filepath: str | os.PathLike[str], *, allow_pic
         PickleNeededError: a value needs a pickle; nothing was written.
         EndlessValueError: a value holds itself; nothing was written.
     """
-    writer = Writer(allow_pickle)
+    writer = Writer(flag("allow_pickle", allow_pickle))
     try:
         document = json.dumps(_describe(data, writer))
     except RecursionError:
@@ -87,7 +88,7 @@ def load_from_disk(filepath: str | os.PathLike[str], *, allow_pickle: bool = Fal
         FileFormatError: it is not such a file, or in the format of another release.
         PickleRefusedError: it holds a pickle that is not allowed.
     """
-    path = os.fspath(filepath)
+    path, allow_pickle = os.fspath(filepath), flag("allow_pickle", allow_pickle)
     with MappedFile(path) as file:
         _check_format(path, file.metadata)
         reader = Reader(file, allow_pickle)

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -90,8 +90,14 @@ def _replacing(path: str) -> Iterator[IO[bytes]]:
             stream.flush()
             os.fsync(stream.fileno())
         draft.replace(target)
+    except OSError as error:
+        # The user knows nothing of the draft: what cannot be written is the file.
+        if error.filename == str(draft):
+            error.filename, error.filename2 = str(target), None
+        raise
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 class MappedFile:

@@ -44,6 +44,13 @@ class InvalidCountError(ValueError):
         super().__init__(f"{argument} must be a whole number of at least {least}, got {short(value)}")
 
 
+class NotABoolError(TypeError):
+    """Something else where True or False is expected."""
+
+    def __init__(self, argument: str, value: object) -> None:
+        super().__init__(f"{argument} must be True or False, got {short(value)}")
+
+
 class StridedNestedError(TypeError):
     """A nested tensor whose rows cannot be found without looping over them."""
 

@@ -18,6 +18,9 @@ class Cut:
     piece: int
     uneven: bool
 
+    def __str__(self) -> str:
+        return f"piece {self.piece} of {self.num_pieces}"
+
     def span(self, num_rows: int) -> tuple[int, int]:
         """Where the piece begins and ends among `num_rows` rows.
 
@@ -36,6 +39,9 @@ class Rows:
 
     start: int
     stop: int
+
+    def __str__(self) -> str:
+        return f"rows {self.start} to {self.stop}"
 
     def span(self, num_rows: int) -> tuple[int, int]:
         """These rows."""

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from verl_protocol.arguments import flag, whole_number
 from verl_protocol.batch import DataProto
 from verl_protocol.batch_data import BatchData, as_future, concat_parts, is_batch, narrow_part, num_rows_of
 from verl_protocol.errors import NothingToConcatError, UnevenChunksError
 from verl_protocol.future_part import Deadline, Fetch, Part, PartTypeError, RowsOf, values_of, wait_async
 from verl_protocol.future_rows import Cut, PartSpan, Rows, overlaps, span_of
-from verl_protocol.rows import whole_number
 
 __all__ = ["BatchData", "DataProtoFuture", "PartRowsError", "PartTypeError", "RowCountsError"]
 
@@ -35,6 +35,10 @@ class PartRowsError(ValueError):
 
     def __init__(self, part: int, announced: int, found: int) -> None:
         super().__init__(f"part {part} was announced with {announced} rows, but has {found}")
+
+
+_MOST_CUTS = 3
+"""A repr shows so many of the cuts that were made, the last ones."""
 
 
 def concat_batches(values: Sequence[Any]) -> Any:
@@ -86,6 +90,11 @@ class DataProtoFuture(Generic[B_co]):
         self.row_aligned = row_aligned
         self._cuts: tuple[Cut | Rows, ...] = ()
 
+    def __repr__(self) -> str:
+        parts = f"{len(self.futures)} part{'' if len(self.futures) == 1 else 's'}"
+        cuts = "".join(f", {cut}" for cut in self._cuts[-_MOST_CUTS:])
+        return f"{type(self).__name__}({parts}{', ...' if len(self._cuts) > _MOST_CUTS else ''}{cuts})"
+
     @staticmethod
     def concat(data: Sequence[Part]) -> DataProtoFuture[Any]:
         """The future of all rows of these parts, which may be such futures themselves.
@@ -108,7 +117,7 @@ class DataProtoFuture(Generic[B_co]):
             InvalidCountError: `chunks` is less than 1.
         """
         count = whole_number("chunks", chunks, 1)
-        return [self._cut(Cut(count, piece, uneven)) for piece in range(count)]
+        return [self._cut(Cut(count, piece, flag("uneven", uneven))) for piece in range(count)]
 
     def _cut(self, cut: Cut | Rows) -> DataProtoFuture[B_co]:
         piece: DataProtoFuture[B_co] = object.__new__(type(self))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 import numpy as np
 import torch
 
-from verl_protocol import rows
+from verl_protocol.arguments import flag, whole_number
 from verl_protocol.errors import IteratorOptionError, NotADictError, ShuffleSourceError, UnevenMiniBatchError
 
 if TYPE_CHECKING:
@@ -31,15 +31,17 @@ def make_iterator(
     """Mini-batches of `data`, every row once per epoch."""
     options = _checked_options(dataloader_kwargs)
     drop_last = options["drop_last"] if drop_last is None else drop_last
+    drop_last = None if drop_last is None else flag("drop_last", drop_last)
+    shuffle = flag("shuffle", options["shuffle"])
     size, epochs = (
-        rows.whole_number("mini_batch_size", mini_batch_size, 1),
-        rows.whole_number("epochs", epochs, 0),
+        whole_number("mini_batch_size", mini_batch_size, 1),
+        whole_number("epochs", epochs, 0),
     )
     count = data._checked_rows()
     if drop_last is None and count % size:
         raise UnevenMiniBatchError(count, size)
     used = count - count % size if drop_last else count
-    if not options["shuffle"]:
+    if not shuffle:
         return _in_order(data, used, size, epochs)
     return _shuffled(data, used, size, epochs, _generator(seed, options["generator"]))
 

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from verl_protocol import nested, rows
+from verl_protocol.arguments import flag
 from verl_protocol.errors import DeviceNameError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def to_device(data: S, device: torch.device | str | int, objects: bool) -> S:
 
     Copies are finished when this returns: nothing is copied in the background.
     """
+    objects = flag("objects", objects)
     target = torch.empty(0, device=_known_device(device)).device
     columns = data._columns()
     tensors = rows.keep_shared(

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from verl_protocol import jagged, nested, rows
+from verl_protocol.arguments import flag, whole_number
 from verl_protocol.errors import NoRowToPadWithError, PadPolicyError, UnpadError
 from verl_protocol.state import check_batch
 
@@ -44,9 +45,7 @@ class _DataProtoConfigMeta(type):
 
     @auto_padding.setter
     def auto_padding(cls, enabled: bool) -> None:
-        if not isinstance(enabled, (bool, np.bool_)):
-            raise TypeError(f"auto_padding must be a bool, got {enabled!r}")
-        cls._auto_padding = bool(enabled)
+        cls._auto_padding = flag("auto_padding", enabled)
 
 
 class DataProtoConfig(metaclass=_DataProtoConfigMeta):
@@ -81,7 +80,7 @@ def pad_dataproto_to_divisor(
     ([0, 1, 2, 0], 1)
     """
     check_batch(data)
-    divisor = rows.whole_number("size_divisor", size_divisor, 1)
+    divisor = whole_number("size_divisor", size_divisor, 1)
     padded = pad_rows(data, -len(data) % divisor, policy)
     if mask_key is not None:
         padded = padded.union(type(padded).from_dict(tensors={mask_key: padded.pad_mask.clone()}))
@@ -92,7 +91,7 @@ def pad_rows(data: B, pad_size: SupportsIndex, policy: PadPolicy = "repeat") -> 
     """A batch with `pad_size` more rows at its end, marked in its `pad_mask`."""
     if policy not in ("repeat", "last", "zeros"):
         raise PadPolicyError(policy)
-    count, pad_size = len(data), rows.whole_number("pad_size", pad_size, 0)
+    count, pad_size = len(data), whole_number("pad_size", pad_size, 0)
     if pad_size and not count:
         raise NoRowToPadWithError(pad_size)
     mask = data.pad_mask
@@ -139,7 +138,7 @@ def unpad_dataproto(data: B, pad_size: SupportsIndex) -> B:
         UnpadError: `pad_size` is more than the batch has.
     """
     check_batch(data)
-    pad_size = rows.whole_number("pad_size", pad_size, 0)
+    pad_size = whole_number("pad_size", pad_size, 0)
     if pad_size > len(data):
         raise UnpadError(pad_size, len(data))
     unpadded = data.slice(0, len(data) - pad_size)
@@ -150,7 +149,7 @@ def unpad_dataproto(data: B, pad_size: SupportsIndex) -> B:
 
 def pad_in_place(data: BatchRows, padding_size: SupportsIndex, padding_candidate: str) -> None:
     """Add copies of the first or the last row to `data` itself."""
-    padding_size, count = rows.whole_number("padding_size", padding_size, 0), len(data)
+    padding_size, count = whole_number("padding_size", padding_size, 0), len(data)
     if not padding_size:
         return
     if not count:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from verl_protocol.arguments import flag, whole_number
 from verl_protocol.errors import UnequalPartsError, WeightsError
-from verl_protocol.rows import whole_number
 
 
 def even_sizes(num_rows: int, num_parts: SupportsIndex) -> list[int]:
@@ -79,7 +79,7 @@ def balanced_partition(weights: Any, num_parts: SupportsIndex, equal_size: bool 
     """
     values = _checked_weights(weights)
     num_parts = whole_number("num_parts", num_parts, 1)
-    if equal_size and len(values) % num_parts:
+    if flag("equal_size", equal_size) and len(values) % num_parts:
         raise UnequalPartsError(len(values), num_parts)
     groups = _differencing(values.tolist(), num_parts, equal_size)
     # Part order follows the rows, so that equal weights leave the rows where they are as far as possible.

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from verl_protocol import nested, rows
+from verl_protocol.arguments import flag, whole_number
 from verl_protocol.errors import FoldError, RepeatCountsError, UnknownKeyError
 from verl_protocol.metadata import without_metrics
 from verl_protocol.selecting import Keys, key_list
@@ -25,7 +26,8 @@ B = TypeVar("B", bound="BatchRows")
 
 def repeat(data: B, times: SupportsIndex, interleave: bool, copy_objects: bool) -> B:
     """Every row `times` times."""
-    times = rows.whole_number("repeat_times", times, 0)
+    times = whole_number("repeat_times", times, 0)
+    interleave, copy_objects = flag("interleave", interleave), flag("copy_objects", copy_objects)
     count = data._row_count() * times
     repeated = data._map_rows(lambda columns: rows.repeat_all(columns, times, interleave), count)
     if copy_objects:
@@ -45,7 +47,7 @@ def sample_level_repeat(data: B, repeat_times: Any) -> B:
     """Row i `repeat_times[i]` times."""
     given = repeat_times.tolist() if isinstance(repeat_times, (torch.Tensor, np.ndarray)) else repeat_times
     given = given if isinstance(given, Iterable) else [given]
-    counts = [rows.whole_number("repeat_times", times, 0) for times in given]
+    counts = [whole_number("repeat_times", times, 0) for times in given]
     if len(counts) != data._row_count():
         raise RepeatCountsError(data._row_count(), len(counts))
     index = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts, dtype=torch.int64))
@@ -54,7 +56,7 @@ def sample_level_repeat(data: B, repeat_times: Any) -> B:
 
 def unfold_column_chunks(data: B, n_split: SupportsIndex, split_keys: Keys) -> B:
     """Cut the columns `split_keys` into `n_split` pieces along dim 1, one row each; repeat the others."""
-    n_split, count = rows.whole_number("n_split", n_split, 1), data._row_count()
+    n_split, count = whole_number("n_split", n_split, 1), data._row_count()
     split = key_list(split_keys)
     known = [*data._columns(), *data.non_tensor_batch]
     if missing := [key for key in split if key not in known]:
@@ -108,7 +110,7 @@ def fold_batch_dim(data: B, new_batch_size: SupportsIndex) -> B:
     [[0, 1], [2, 3]]
     """
     check_batch(data)
-    new, count = rows.whole_number("new_batch_size", new_batch_size, 1), len(data)
+    new, count = whole_number("new_batch_size", new_batch_size, 1), len(data)
     if count % new:
         raise FoldError(
             None, f"{count} rows do not divide into {new} groups; pad them to a multiple of {new}"
@@ -123,7 +125,7 @@ def unfold_batch_dim(data: B, batch_dims: SupportsIndex = 2) -> B:
         FoldError: a column has fewer dimensions, or columns differ in them.
     """
     check_batch(data)
-    dims = rows.whole_number("batch_dims", batch_dims, 1)
+    dims = whole_number("batch_dims", batch_dims, 1)
     if dims == 1:
         return data.slice()
     shapes = {key: tuple(column.shape[:dims]) for key, column in _all_columns(data).items()}

@@ -7,7 +7,6 @@ storage; everything else copies each byte once.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -17,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from verl_protocol import jagged, nested
-from verl_protocol.errors import InvalidCountError, StridedNestedError
+from verl_protocol.errors import StridedNestedError
 from verl_protocol.indexing import RowIndex, normalise_index
 from verl_protocol.jagged import is_jagged
 from verl_protocol.memory import large_result
@@ -37,27 +36,9 @@ __all__ = [
     "split_all",
     "take",
     "take_all",
-    "whole_number",
 ]
 
 C = TypeVar("C")
-
-
-def whole_number(argument: str, value: Any, least: int) -> int:
-    """`value` as an int of at least `least`; `argument` is its name in the error.
-
-    Raises:
-        InvalidCountError: `value` is no whole number, or too small.
-    """
-    if isinstance(value, (bool, np.bool_)):
-        raise InvalidCountError(argument, value, least)
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise InvalidCountError(argument, value, least) from None
-    if number < least:
-        raise InvalidCountError(argument, value, least)
-    return number
 
 
 def num_rows(column: Any) -> int:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from verl_protocol.arguments import flag
 from verl_protocol.errors import KeyListError, KeyTypeError, RenameCollisionError, UnknownKeyError
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def pick(source: Mapping[str, Any], keys: Keys, kind: str, missing_ok: bool = Fa
 
 def select(data: S, batch: Keys, non_tensors: Keys, meta: Keys, deepcopy: bool, missing_ok: bool) -> S:
     """A batch of some of the columns; None stands for all."""
+    deepcopy, missing_ok = flag("deepcopy", deepcopy), flag("missing_ok", missing_ok)
     sources: list[Mapping[str, Any]] = [data._columns(), data.non_tensor_batch, data.meta_info]
     wanted = zip(sources, (batch, non_tensors, meta), (TENSOR, NON_TENSOR, META), strict=True)
     picked = [

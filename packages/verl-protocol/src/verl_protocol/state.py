@@ -14,7 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from verl_protocol import nested, rows
-from verl_protocol.errors import BatchTypeError, ColumnTypeError, NotBatchesError, RowCountError
+from verl_protocol.errors import (
+    BatchTypeError,
+    ColumnTypeError,
+    NotADictError,
+    NotBatchesError,
+    RowCountError,
+)
 from verl_protocol.indexing import RowIndex
 from verl_protocol.metadata import copy_meta
 
@@ -24,6 +30,8 @@ if TYPE_CHECKING:
 CORE_ATTRIBUTES = frozenset(
     ["_tensors", "_tensordict", "_built_here", "_num_rows", "_device", "non_tensor_batch", "meta_info"]
 )
+
+_DICTS = frozenset(["non_tensor_batch", "meta_info"])
 
 PAD_MASK = "pad mask of verl_protocol"
 """The name of the pad mask while it goes through a row operation: none that a user's column has."""
@@ -66,6 +74,13 @@ class BatchState:
     _pad_mask: torch.Tensor | None = None
     non_tensor_batch: dict[str, NDArray[Any]]
     meta_info: dict[str, Any]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _DICTS and not isinstance(value, dict):
+            value = {} if value is None else value
+            if not isinstance(value, Mapping):
+                raise NotADictError(name, value)
+        object.__setattr__(self, name, value)
 
     def _read_batch(self) -> TensorDict | None:
         tensors = self._tensors
@@ -154,10 +169,14 @@ class BatchState:
             meta: copied; None takes the meta_info of this batch.
         """
         made = object.__new__(type(self))
-        made.__dict__.update(self._private())
-        made.non_tensor_batch = non_tensors
-        made.meta_info = copy_meta(self.meta_info if meta is None else meta)
-        made._set_columns(tensors, num_rows, self._batch_device())
+        made.__dict__.update(
+            self._private(),
+            non_tensor_batch=non_tensors,
+            meta_info=copy_meta(self.meta_info if meta is None else meta),
+            _tensors=tensors,
+            _num_rows=num_rows,
+            _device=self._batch_device(),
+        )
         return made
 
     def _map_rows(

@@ -44,8 +44,7 @@ def restore_batch(
 ) -> Any:
     """A batch from its parts; `tensors` is a dict of columns, a TensorDict or None."""
     batch: BatchState = object.__new__(kind)
-    batch.__dict__.update(private)
-    batch.non_tensor_batch, batch.meta_info = non_tensors, meta
+    batch.__dict__.update(private, non_tensor_batch=non_tensors, meta_info=meta)
     if tensors is None or isinstance(tensors, dict):
         device = (wire_tensor.target_device() or torch.device("cpu")) if on_device else None
         batch._set_columns(tensors, num_rows, device)
