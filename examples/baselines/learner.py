@@ -16,10 +16,10 @@ from verl_examples.algorithms import (
     penalise_kl,
     whiten,
 )
-from verl_examples.data import Question, Questions
 from verl_examples.generation import answer_distribution, answer_log_probs, generate
 from verl_examples.gradients import data_parallel_step
 from verl_examples.model import ModelConfig, Transformer, ValueModel
+from verl_examples.question_file import Question, Questions
 from verl_examples.settings import Settings
 from verl_examples.tokenizer import PAD, CharTokenizer
 

@@ -20,8 +20,9 @@ import torch
 from learner import Columns, Learner, Metrics, add_advantages, average, encoded, share_right
 from mpi4py import MPI
 from torch import Tensor
-from verl_examples.data import endless_batches, read_questions
+from verl_examples.data import endless_batches
 from verl_examples.model import ModelConfig
+from verl_examples.question_file import read_questions
 from verl_examples.records import save_checkpoint, write_record
 from verl_examples.settings import Settings
 from verl_examples.tokenizer import CharTokenizer

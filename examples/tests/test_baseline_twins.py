@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 from verl_dispatch import Broadcast, LocalWorkerGroup
-from verl_examples.data import read_questions
 from verl_examples.model import ModelConfig
+from verl_examples.question_file import read_questions
 from verl_examples.settings import Settings
 from verl_examples.tokenizer import CharTokenizer
 from verl_protocol import DataProto

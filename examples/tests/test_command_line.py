@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from verl_examples.cli import EXIT_BAD_INPUT, main
+from verl_examples.cli import EXIT_BAD_INPUT, EXIT_INTERRUPTED, main
+from verl_examples.driver import StepReport, Trainer
 from verl_examples.model import ModelConfig, Transformer
+from verl_examples.progress import console, shown
 
 # torch warns when a checkpoint is loaded in a process that has seen a sparse tensor, as other tests make.
 pytestmark = pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants:UserWarning")
@@ -93,6 +99,52 @@ def test_a_malformed_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
     file.write_text('{"prompt": "p", "answer": "a"}\n{"prompt": "q"}\n')
     assert main(["--data", str(file)]) == EXIT_BAD_INPUT
     assert f"{file}, line 2: has no 'answer'" in capsys.readouterr().err
+
+
+def test_bad_input_is_named_without_loading_torch(tmp_path: Path) -> None:
+    code = """
+import sys
+from verl_examples.cli import main
+statuses = {main(["--steps", "0"]), main(["--data", "nowhere.jsonl"])}
+print(statuses, {"torch", "numpy", "rich", "ray"} & set(sys.modules))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert found.stdout == f"{{{EXIT_BAD_INPUT}}} set()\n"
+
+
+@pytest.mark.parametrize("ends_with", [KeyboardInterrupt, RuntimeError])
+def test_a_run_that_ends_early_leaves_what_it_measured(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ends_with: type[BaseException],
+) -> None:
+    class Stopped(Trainer):
+        def steps(self) -> Iterator[StepReport]:
+            yield from islice(super().steps(), 2)
+            raise ends_with
+
+    monkeypatch.setattr("verl_examples.run.Trainer", Stopped)
+    options = ["--backend", "local", "--workers", "1", "--steps", "9", "--out", str(tmp_path)]
+    if ends_with is KeyboardInterrupt:
+        assert main(options) == EXIT_INTERRUPTED
+        assert f"what was measured so far is in {tmp_path}" in capsys.readouterr().err
+    else:
+        with pytest.raises(ends_with):
+            main(options)
+    assert [record["step"] for record in _metrics(tmp_path)] == [1, 2]
+    assert (tmp_path / "learning.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def test_shown_samples_a_second_are_those_of_all_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    rates = [100.0, 300.0, 300.0]
+    reports = [StepReport(step, 0.5, 0.5, 0.0, rate, {}) for step, rate in enumerate(rates, start=1)]
+    assert list(shown(reports, 3, 0.1, console())) == reports
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[-2] for line in lines] == ["100", "150", "180"]
 
 
 @pytest.mark.slow

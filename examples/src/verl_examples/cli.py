@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from verl_examples.data import DEFAULT_FILE, QuestionFileError, read_questions
+from verl_examples.question_file import DEFAULT_FILE, QuestionFileError, read_questions
 from verl_examples.settings import Settings, SettingsError
 
 EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 130

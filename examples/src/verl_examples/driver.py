@@ -17,7 +17,8 @@ from verl_examples.algorithms import (
     penalise_kl,
     whiten,
 )
-from verl_examples.data import Question, Questions, endless_batches, prompt_batch
+from verl_examples.data import endless_batches, prompt_batch
+from verl_examples.question_file import Question, Questions
 from verl_examples.roles import Roles
 from verl_examples.settings import Settings
 from verl_examples.tokenizer import CharTokenizer

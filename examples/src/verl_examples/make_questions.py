@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from verl_examples.data import DEFAULT_FILE
+from verl_examples.question_file import DEFAULT_FILE
 
 NUM_TRAIN, NUM_HELD_OUT = 3000, 400
 SHORTEST, LONGEST = 5, 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from statistics import mean
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -22,18 +23,21 @@ def shown(
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task(f"step 0/{num_steps}  accuracy {accuracy:.3f}", total=num_steps)
+        seconds_a_sample: list[float] = []
         for report in reports:
+            seconds_a_sample.append(1 / report.samples_per_s)
             measured = report.accuracy is not None
             accuracy = accuracy if report.accuracy is None else report.accuracy
-            line = _line(report, num_steps, accuracy)
+            # Every step has as many samples: the rate of all steps so far, not of the last one.
+            line = _line(report, num_steps, accuracy, 1 / mean(seconds_a_sample))
             bar.update(task, completed=report.step, description=line)
             if measured:
                 bar.console.print(line)
             yield report
 
 
-def _line(report: StepReport, num_steps: int, accuracy: float) -> str:
+def _line(report: StepReport, num_steps: int, accuracy: float, samples_per_s: float) -> str:
     return (
         f"step {report.step:>4}/{num_steps}  reward {report.reward:.3f}  accuracy {accuracy:.3f}"
-        f"  KL {report.kl:.4f}  {report.samples_per_s:6.0f} samples/s"
+        f"  KL {report.kl:.4f}  {samples_per_s:6.0f} samples/s"
     )

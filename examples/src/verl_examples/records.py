@@ -32,6 +32,20 @@ def write_record(file: TextIO, record: dict[str, Any]) -> None:
     file.flush()
 
 
+class Records:
+    """What a run has measured so far, written step by step."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.accuracy_before = 0.0
+        self.steps: list[StepReport] = []
+        self._file = file
+
+    def add(self, report: StepReport) -> None:
+        """Take a step, and append its line."""
+        self.steps.append(report)
+        write_record(self._file, metrics_record(report))
+
+
 def save_checkpoint(
     path: Path, model: ModelConfig, tokenizer: CharTokenizer, weights: dict[str, dict[str, Tensor]]
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from verl_examples.data import DEFAULT_FILE
+from verl_examples.question_file import DEFAULT_FILE
 
 Algorithm = Literal["ppo", "grpo"]
 Backend = Literal["ray", "local"]
