@@ -17,6 +17,7 @@ from verl_dispatch import (
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
+from verl_dispatch.argument_parts import PaddedPart, with_worker_trims
 from verl_dispatch.errors import CallOptionError, NoBatchError, RefusedPairError, UnknownMeshError
 from verl_dispatch.tracing import CallTimer, current_timer
 from verl_protocol import DataProto, DataProtoFuture
@@ -359,6 +360,9 @@ def test_replicas_share_one_object_and_only_answering_ranks_are_fetched(meshed: 
     assert rows_of(parts[2]) == [0, 1]
     assert plan.fetched_ranks == (2, 1)
     assert {entry.ranks for entry in plan.shared.values()} == {(0, 1), (2, 3)}
+    noted = with_worker_trims(meshed.f.plan(batch(5, auto_padding=True)))
+    assert any(isinstance(call.args[0], PaddedPart) for call in noted)
+    assert {entry.ranks for entry in noted.shared.values()} == {(0, 1), (2, 3)}
 
 
 def test_a_mesh_call_without_a_batch_is_refused(meshed: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,9 +12,17 @@ import numpy as np
 import pytest
 import ray
 import torch
-from verl_dispatch import Broadcast, Dispatch, Worker, register
+from verl_dispatch import Broadcast, Dispatch, Worker, WorkerGroupError, register
+from verl_dispatch.argument_parts import PaddedPart
+from verl_dispatch.future_parts import FuturePart
+from verl_dispatch.layout import RowTrim
+from verl_dispatch.plan import RankCall
 from verl_protocol import DataProto, DataProtoFuture
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, parallel_put
+from verl_ray.future_needs import needed_parts
+from verl_ray.futures import AnswerPart
+from verl_ray.message import ONE_READER, open_message
+from verl_ray.sending import Packer
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -51,6 +60,11 @@ class Reader(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC, materialize_futures=False)
     def unread(self, data: DataProtoFuture[Any]) -> tuple[str, list[str], int]:
         return type(data).__name__, [type(part).__name__ for part in data.futures], len(data.get())
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    def write(self, data: DataProto) -> bool:
+        data.tensor("x").zero_()
+        return True
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def values(self, data: DataProto) -> list[int]:
@@ -133,6 +147,25 @@ def test_futures_reach_the_worker_unread_and_each_reads_its_rows(group: RayWorke
     assert group.values(future) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+def test_what_one_reader_of_a_future_writes_no_other_sees(group: RayWorkerGroup[Reader]) -> None:
+    future = group.make(batch(8, 1000))
+    assert group.write(future) == [True, True]
+    assert group.values(future) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    read = future.get()
+    read.tensor("x").zero_()
+    assert future.get().tensor("x")[:, 0].tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("padding", [None, True])
+def test_writes_into_futures_that_are_only_read_are_told(
+    group: RayWorkerGroup[Reader], padding: bool | None
+) -> None:
+    future = group.make(batch(8, 1000))
+    assert group.values.options(read_only=True, auto_padding=padding)(future) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(WorkerGroupError, match="'x' was written to in place"):
+        group.write.options(read_only=True, auto_padding=padding)(future)
+
+
 def test_parts_of_unequal_rows_are_cut_anew(group: RayWorkerGroup[Reader]) -> None:
     future = group.keep_some(batch(10))
     assert future.row_count() == 9
@@ -147,3 +180,70 @@ def test_many_objects_are_stored_in_order() -> None:
     assert parallel_put([]) == []
     with pytest.raises(ValueError, match="max_workers is 0"):
         parallel_put([1], max_workers=0)
+
+
+def test_large_values_in_meta_info_are_stored_once(group: RayWorkerGroup[Reader], puts: list[Any]) -> None:
+    weights = torch.arange(1 << 16)
+    data = batch(4)
+    data.meta_info = {"few": torch.ones(2), "inner": {"weights": [weights, "text"]}}
+    answer = group.rows(data)
+    assert len(puts) == 1
+    assert torch.equal(answer.meta_info["inner"]["weights"][0], weights)
+    assert answer.meta_info["inner"]["weights"][1] == "text"
+    assert torch.equal(answer.meta_info["few"], torch.ones(2))
+    assert data.meta_info["inner"]["weights"][0] is weights
+    puts.clear()
+    group.take(data)
+    assert len(puts) == 1  # all in one where all ranks get the batch as it is
+
+
+def part_of(ref: str) -> Any:
+    return AnswerPart(ref)
+
+
+def future_of(num_parts: int, counts: list[int] | None = None) -> DataProtoFuture[Any]:
+    refs = [part_of(f"part {index}") for index in range(num_parts)]
+    rows = [part_of(f"rows {index}") for index in range(num_parts)] if counts is None else counts
+    return DataProtoFuture(DataProto.concat, refs, row_counts=rows)
+
+
+@pytest.mark.parametrize(
+    ("num_parts", "num_pieces", "needed"),
+    [
+        (4, 4, [{0}, {1}, {2}, {3}]),
+        (4, 2, [{0, 1}, {2, 3}]),
+        (2, 4, [{0}, {0}, {1}, {1}]),
+        (2, 3, [{0}, {0, 1}, {1}]),
+        (6, 4, [{0, 1}, {1, 2}, {3, 4}, {4, 5}]),
+    ],
+)
+def test_workers_find_the_parts_at_hand_that_their_rows_lie_in(
+    num_parts: int, num_pieces: int, needed: list[set[int]]
+) -> None:
+    future = future_of(num_parts)
+    padded = [FuturePart(future, index, num_pieces) for index in range(num_pieces)]
+    assert [set(needed_parts(future, part)) for part in padded] == needed
+    assert [set(needed_parts(piece)) for piece in future.chunk(num_pieces, uneven=True)] == needed
+    for index, part in enumerate(padded):
+        _, *refs = Packer({}).pack(RankCall(index, (part,)), ONE_READER)
+        assert {ref for ref in refs if ref.startswith("part")} == {f"part {each}" for each in needed[index]}
+        assert sum(ref.startswith("rows") for ref in refs) == num_parts
+
+
+@pytest.mark.parametrize(
+    ("counts", "needed"), [([1, 5], [{0, 1}, {1}]), ([5, 0], [{0}, {0, 1}]), ([1, 0], [{0, 1}, {0, 1}])]
+)
+def test_known_row_counts_say_it_exactly(counts: list[int], needed: list[set[int]]) -> None:
+    future = future_of(2, counts)
+    assert [set(needed_parts(future, FuturePart(future, index, 2))) for index in range(2)] == needed
+
+
+def test_replicas_of_a_padded_part_share_what_is_stored() -> None:
+    data = batch(2)
+    trims = [RowTrim("f", rank, 2, 1) for rank in range(2)]
+    packer = Packer({id(data): "stored"})
+    for trim in trims:
+        message, *refs = packer.pack(RankCall(trim.rank, (PaddedPart(data, trim),)), ONE_READER)
+        assert refs == ["stored"]
+        (part,), _, _ = open_message(pickle.loads(pickle.dumps(message, protocol=5)), (data,))
+        assert part == PaddedPart(data, trim)

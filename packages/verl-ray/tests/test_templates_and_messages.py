@@ -152,7 +152,8 @@ def test_answers_come_as_asked() -> None:
     assert prepare_answer(batch, Answer(dropped=True)) is None
     carried, rows = prepare_answer(batch, Answer("many", with_rows=True))
     assert rows == 3
-    assert pickle.loads(pickle.dumps(carried, protocol=5)).tensor("i").tolist() == [0, 1, 2]
+    arrived = pickle.loads(pickle.dumps(carried, protocol=5))
+    assert arrived.open("one").tensor("i").tolist() == [0, 1, 2]
     assert prepare_answer(7, ONE_READER) == 7
 
 

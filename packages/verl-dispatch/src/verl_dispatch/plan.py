@@ -49,7 +49,7 @@ class RankCall(_RankFields):
 
 @dataclass(frozen=True, slots=True)
 class SharedObject:
-    """One object that several ranks of a plan get: a backend stores it once."""
+    """One object that several ranks of a plan get: a backend stores it once, if it is large."""
 
     value: Any
     ranks: tuple[int, ...]

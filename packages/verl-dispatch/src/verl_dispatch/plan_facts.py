@@ -10,10 +10,19 @@ import torch
 from verl_protocol import DataProto, DataProtoFuture
 from verl_protocol.wire import nbytes_of
 
+from verl_dispatch.argument_parts import PaddedPart
 from verl_dispatch.future_parts import FuturePart
 from verl_dispatch.plan import CallPlan, RankCall, SharedObject
 
-__all__ = ["bytes_of_answers", "bytes_of_call", "bytes_of_calls", "plan_table", "shared_objects"]
+__all__ = [
+    "arguments_of",
+    "bytes_of_answers",
+    "bytes_of_call",
+    "bytes_of_calls",
+    "inner_of",
+    "plan_table",
+    "shared_objects",
+]
 
 
 _BULKY_LENGTH = 1024
@@ -36,19 +45,29 @@ def shared_objects(calls: Sequence[RankCall]) -> dict[int, SharedObject]:
     }
 
 
-def _objects_of(call: RankCall) -> Iterator[Any]:
+def arguments_of(call: RankCall) -> Iterator[Any]:
+    """Its arguments; replicas of one padded part have notes of their own, but the same batch."""
     for value in (*call.args, *call.kwargs.values()):
+        yield value.value if isinstance(value, PaddedPart) else value
+
+
+def _objects_of(call: RankCall) -> Iterator[Any]:
+    for value in arguments_of(call):
         yield value
-        if isinstance(value, DataProto):
-            yield from _bulky(value.meta_info)
+        yield from inner_of(value)
+
+
+def inner_of(value: Any) -> Iterator[Any]:
+    """What is worth storing once within an argument: values of the `meta_info` that all parts have."""
+    if isinstance(value, DataProto):
+        yield from _bulky(value.meta_info)
 
 
 def _bulky(value: Any) -> Iterator[Any]:
-    """What is worth storing once among the containers of a `meta_info`, which every part has of its own."""
-    if isinstance(value, dict):
+    if type(value) is dict:
         for entry in value.values():
             yield from _bulky(entry)
-    elif isinstance(value, (list, tuple)):
+    elif type(value) in (list, tuple):
         for entry in value:
             yield from _bulky(entry)
     elif isinstance(value, (torch.Tensor, np.ndarray)) or (
@@ -64,7 +83,7 @@ def bytes_of_call(call: RankCall) -> int:
 
 def bytes_of_calls(calls: Sequence[RankCall]) -> int:
     """Tensor and array bytes among the arguments of all calls; what several of them carry counts once."""
-    distinct = {id(value): value for call in calls for value in (*call.args, *call.kwargs.values())}
+    distinct = {id(value): value for call in calls for value in arguments_of(call)}
     return bytes_of_answers(list(distinct.values()))
 
 

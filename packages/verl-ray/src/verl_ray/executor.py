@@ -17,13 +17,14 @@ from ray.exceptions import GetTimeoutError, RayTaskError
 from verl_dispatch.errors import CallTimeout
 from verl_dispatch.options import CallOptions
 from verl_dispatch.plan import CallPlan, RankCall
+from verl_dispatch.plan_facts import arguments_of, inner_of
 from verl_dispatch.tracing import current_timer
 
 from verl_ray.actor_class import ANY_METHOD, routes_of
 from verl_ray.crew import Crew
 from verl_ray.direct import DirectPaths
 from verl_ray.failures import Survey, survey
-from verl_ray.message import ONE_READER, Answer, count_rows
+from verl_ray.message import ONE_READER, Answer, Readers, count_rows
 from verl_ray.sending import Packer, store_shared
 
 __all__ = ["Executor", "Pending"]
@@ -222,12 +223,20 @@ def _has_failed(ref: Any) -> bool:
 
 
 def _stored(plan: CallPlan) -> dict[int, Any]:
-    """References to the arguments that several ranks get; what lies within an argument travels with it."""
+    """References to what several ranks get: whole arguments, and large values in the `meta_info` of parts."""
     if len(plan.calls) < 2:
         return {}
-    arguments = {id(value) for call in plan.calls for value in (*call.args, *call.kwargs.values())}
-    shared = [each for key, each in plan.shared.items() if key in arguments]
-    return store_shared(shared, "read_only" if plan.read_only else "many")
+    readers: Readers = "read_only" if plan.read_only else "many"
+    shared = plan.shared
+    arguments = {id(value): value for call in plan.calls for value in arguments_of(call)}
+    stored = store_shared([each for key, each in shared.items() if key in arguments], readers)
+    if len(shared) > len(stored):
+        # What lies within a stored argument travels with it.
+        inner = {
+            id(each) for key, value in arguments.items() if key not in stored for each in inner_of(value)
+        }
+        stored |= store_shared([shared[key] for key in inner & shared.keys()], readers)
+    return stored
 
 
 def _answer(

@@ -19,6 +19,7 @@ from verl_protocol import DataProtoFuture
 
 from verl_ray.direct_refs import get_answers
 from verl_ray.failures import survey
+from verl_ray.sealed import Arrived, SealedFuture
 
 if TYPE_CHECKING:
     from verl_ray.crew import Crew
@@ -61,7 +62,8 @@ class AnswerPart:
             StaleFutureError: the group was restarted since.
             TimeoutError: it was not there in time.
         """
-        return fetch_answers([self], timeout)[0]
+        value = fetch_answers([self], timeout)[0]
+        return value.open("many") if isinstance(value, Arrived) else value
 
     def __await__(self) -> Any:
         if self.crew is None:
@@ -72,7 +74,7 @@ class AnswerPart:
         return AnswerPart, (self.fresh_ref, self.rank)
 
 
-class BatchFuture(DataProtoFuture[Any]):
+class BatchFuture(SealedFuture):
     """A `DataProtoFuture` whose parts are fetched together, and whose failures are those of a call."""
 
     def get(self, timeout: float | None = None, fetch: Any = None) -> Any:
@@ -91,11 +93,18 @@ class BatchFuture(DataProtoFuture[Any]):
 
 
 def fetch_answers(parts: Sequence[Any], timeout: float | None = None) -> list[Any]:
-    """The values of many parts at once.
+    """The values of many parts at once, sealed where they came sealed.
 
     Raises:
         WorkerGroupError: a worker of a group known here failed.
     """
+    fetched = iter(_fetch([part for part in parts if not isinstance(part, Arrived)], timeout))
+    return [part if isinstance(part, Arrived) else next(fetched) for part in parts]
+
+
+def _fetch(parts: Sequence[Any], timeout: float | None) -> list[Any]:
+    if not parts:
+        return []
     crews = [part.crew if isinstance(part, AnswerPart) else None for part in parts]
     refs = [part.fresh_ref if isinstance(part, AnswerPart) else part for part in parts]
     try:

@@ -7,27 +7,30 @@ arguments: Ray resolves those before the call starts, and moves their data from 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import ray
 from verl_dispatch.argument_parts import PaddedPart
 from verl_dispatch.future_parts import FuturePart
-from verl_protocol import DataProtoFuture
+from verl_protocol import DataProto, DataProtoFuture
 from verl_protocol.wire import check_unwritten, pack
 
 from verl_ray.direct_answer import DirectAnswer, private_copy
+from verl_ray.sealed import Arrived, Sealed, SealedFuture
 
 __all__ = [
     "ONE_READER",
     "Answer",
+    "Hollow",
     "Message",
     "Readers",
     "Slot",
     "check_arguments",
     "count_rows",
     "is_plain",
+    "map_within",
     "open_message",
     "packed",
     "prepare_answer",
@@ -51,12 +54,26 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
+class Hollow:
+    """A batch from whose `meta_info` large values were taken, because other ranks get the very same.
+
+    Attributes:
+        batch: the batch without `meta_info`.
+        meta_info: its `meta_info`, with slots among its values.
+    """
+
+    batch: DataProto
+    meta_info: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """How an answer is wanted.
 
     Attributes:
         readers: whether one process reads it, or possibly many.
-        with_rows: the row count comes as a second value, so that it can be read without the data.
+        with_rows: it becomes part of a future: sealed, and the row count comes as a second value, so that it
+            can be read without the data.
         dropped: nobody reads it; only that the call ended, and how, is of interest.
         guarded: the arguments are shared read-only; a write into one is an error.
         transport: the direct transport by which the tensors travel, if any.
@@ -95,11 +112,35 @@ def _filled(value: Any, refs: tuple[Any, ...]) -> Any:
         if value.row_counts is not None:
             value.row_counts = [_filled(count, refs) for count in value.row_counts]
         value.futures = [_filled(part, refs) for part in value.futures]
+        if not isinstance(value, SealedFuture):
+            value.futures = [
+                part.open("many") if isinstance(part, Arrived) else part for part in value.futures
+            ]
     elif isinstance(value, FuturePart):
         _filled(value.future, refs)
     elif isinstance(value, PaddedPart):
         return replace(value, value=_filled(value.value, refs))
+    elif isinstance(value, Hollow):
+        value.batch.meta_info = _filled_within(value.meta_info, refs)
+        return value.batch
     return value
+
+
+def _opened(value: Any) -> Any:
+    return value.open("many") if isinstance(value, Arrived) else value
+
+
+def _filled_within(value: Any, refs: tuple[Any, ...]) -> Any:
+    if isinstance(value, Slot):
+        return _filled(value, refs)
+    return map_within(value, lambda each: _filled_within(each, refs))
+
+
+def map_within(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A dict, list or tuple of what `change` makes of its values; anything else as it is."""
+    if type(value) is dict:
+        return {key: change(each) for key, each in value.items()}
+    return type(value)(map(change, value)) if type(value) in (list, tuple) else value
 
 
 def prepare_answer(value: Any, answer: Answer) -> Any:
@@ -108,8 +149,9 @@ def prepare_answer(value: Any, answer: Answer) -> Any:
         return (None, None) if answer.with_rows else None
     if answer.transport is not None:
         return DirectAnswer(value, answer.transport)
-    carried = packed(value, answer.readers)
-    return (carried, _num_rows(value)) if answer.with_rows else carried
+    if answer.with_rows:
+        return Sealed(value), _num_rows(value)
+    return packed(value, answer.readers)
 
 
 def count_rows(worker: Any, value: Any) -> int | None:
@@ -124,7 +166,14 @@ def check_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], answer: An
         ReadOnlyWriteError: one was written into.
     """
     if answer.guarded:
-        check_unwritten((args, dict(kwargs)))
+        check_unwritten((args, dict(kwargs), [_read_of(value) for value in (*args, *kwargs.values())]))
+
+
+def _read_of(value: Any) -> Any:
+    """What a method that got a future has read of it."""
+    if isinstance(value, FuturePart):
+        return _read_of(value.future)
+    return list(value.read) if isinstance(value, SealedFuture) else None
 
 
 def is_plain(value: Any) -> bool:

@@ -16,14 +16,26 @@ import ray
 from verl_dispatch.argument_parts import PaddedPart
 from verl_dispatch.future_parts import FuturePart
 from verl_dispatch.plan import RankCall, SharedObject
-from verl_protocol import DataProtoFuture
+from verl_dispatch.plan_facts import inner_of
+from verl_protocol import DataProto, DataProtoFuture
 from verl_protocol.wire import nbytes_of
 
 from verl_ray.direct_refs import transport_of
 from verl_ray.future_needs import is_direct, learn_row_counts, needed_parts
 from verl_ray.futures import AnswerPart
 from verl_ray.group_errors import OutOfReachError
-from verl_ray.message import ONE_READER, Answer, Message, Readers, Slot, is_plain, packed
+from verl_ray.message import (
+    ONE_READER,
+    Answer,
+    Hollow,
+    Message,
+    Readers,
+    Slot,
+    is_plain,
+    map_within,
+    packed,
+)
+from verl_ray.sealed import SealedFuture
 
 __all__ = ["STORE_FROM_BYTES", "Packer", "is_worth_storing", "parallel_put", "store_shared"]
 
@@ -113,7 +125,23 @@ class Packer:
         if isinstance(value, PaddedPart):
             return replace(value, value=self._place(value.value, beside))
         ref = self._stored.get(id(value))
-        return value if ref is None else beside.slot(ref)
+        if ref is not None:
+            return beside.slot(ref)
+        return self._hollow(value, beside) if self._stored and isinstance(value, DataProto) else value
+
+    def _hollow(self, batch: DataProto, beside: _Beside) -> DataProto | Hollow:
+        """The batch without what of its `meta_info` is stored."""
+        if self._stored.keys().isdisjoint(map(id, inner_of(batch))):
+            return batch
+        rest = copy.copy(batch)
+        rest.meta_info = {}
+        return Hollow(rest, self._without_stored(batch.meta_info, beside))
+
+    def _without_stored(self, value: Any, beside: _Beside) -> Any:
+        ref = self._stored.get(id(value))
+        if ref is not None:
+            return beside.slot(ref)
+        return map_within(value, lambda each: self._without_stored(each, beside))
 
     def _place_future(
         self, future: DataProtoFuture[Any], beside: _Beside, padded: FuturePart | None = None
@@ -132,6 +160,8 @@ class Packer:
         placed = copy.copy(future)
         if future.row_counts is not None:
             placed.row_counts = [self._part(count, beside, False) for count in future.row_counts]
+        if isinstance(placed, SealedFuture) and self._readers == "read_only" and self._prefetches:
+            placed.read_only, placed.read = True, []
         if direct or self._prefetches:
             needed = needed_parts(future, padded) if future.tells_rows else range(len(future.futures))
             placed.futures = [
