@@ -18,6 +18,21 @@ from verl_ray import Death, RayClassWithInitArgs, RayResourcePool, RayWorkerGrou
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(120)]
 
 
+class Locked(Exception):
+    """Cannot be pickled."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+class TwoFacts(Exception):
+    """Can be pickled, and not be made again."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} is not {two}")
+
+
 class Frail(Worker):
     """Fails in the way asked for, on rank 1."""
 
@@ -38,6 +53,14 @@ class Frail(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def fail_all(self) -> None:
         raise ValueError(f"rank {self.rank} says no")
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def fail_oddly(self, how: str) -> None:
+        if how == "locked":
+            raise Locked("cannot travel")
+        if how == "two facts":
+            raise TwoFacts(1, 2)
+        raise ValueError("start" + "x" * 3_000_000 + "end")
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def ping(self) -> int:
@@ -109,6 +132,13 @@ def test_errors_say_where_and_the_group_lives_on_if_all_answered() -> None:
             group.bad_batch(rows(2)).get()
         with pytest.raises(WorkerGroupError, match=r"'fail_all'.*\n.*rank 0 says no"):
             list(group.fail_all.stream())
+        said = {"locked": "Locked: cannot travel", "two facts": "TwoFacts: 1 is not 2", "huge": "xend"}
+        for how, text in said.items():
+            with pytest.raises(WorkerGroupError) as odd:
+                group.fail_oddly(how)
+            assert odd.value.failed_ranks == [0, 1]
+            assert text in str(odd.value)
+            assert len(str(odd.value)) < 30_000
         assert group.ping() == [0, 1]
 
 

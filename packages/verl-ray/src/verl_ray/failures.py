@@ -40,7 +40,12 @@ class Survey:
     @property
     def leaves_group_usable(self) -> bool:
         """Whether every rank answered, with a value or an error, and none died."""
-        return not self.silent and not any(isinstance(error, _DEATHS) for error in self.errors.values())
+        return not self.silent and not self.died
+
+    @property
+    def died(self) -> list[int]:
+        """Indices of those that died."""
+        return [index for index, error in self.errors.items() if isinstance(error, _DEATHS)]
 
 
 def survey(refs: Sequence[Any], grace_s: float) -> Survey:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from verl_dispatch.errors import CallTimeout, WorkerGroupError
+from verl_dispatch.errors import CallTimeout, WorkerFailure, WorkerGroupError
 
 __all__ = [
     "AttachError",
@@ -152,12 +152,21 @@ class StartTimeout(CallTimeout):
 class NodeLost(WorkerGroupError):
     """Nodes on which the group has places are gone."""
 
-    def __init__(self, group: str, method: str, nodes: Sequence[str]) -> None:
+    def __init__(
+        self,
+        group: str,
+        method: str,
+        nodes: Sequence[str],
+        errors: Mapping[int, WorkerFailure] | None = None,
+        unanswered_ranks: Sequence[int] = (),
+    ) -> None:
         self.nodes = tuple(nodes)
         lost = ", ".join(node[:8] for node in self.nodes)
         super().__init__(
             group,
             method,
+            errors,
+            unanswered_ranks,
             reason=f"the cluster lost node {lost} while workers were to start there; another start, by "
             "restart() or with a new group, looks for other places",
         )

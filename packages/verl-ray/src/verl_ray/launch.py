@@ -184,15 +184,18 @@ def _start_failure(spec: LaunchSpec, launched: Launched, error: Exception) -> Ex
     if isinstance(error, GetTimeoutError) and not isinstance(error, RayTaskError):
         silent = survey(launched.set_ups, 0.0).silent
         return StartTimeout(spec.group, spec.timeout_s, silent)
-    meeting = survey([launched.meeting], 0.0)
-    if meeting.errors:
-        # Every other rank waits for this one's answer and fails for want of it.
-        cause = getattr(meeting.errors[0], "cause", None)
+    # Every other rank waits for rank 0's answer about the meeting point, and fails for want of it.
+    found = survey([launched.meeting], 0.0)
+    if found.errors:
+        cause = getattr(found.errors[0], "cause", None)
         if isinstance(cause, ResourceUnavailable):
             return cause
-        return WorkerGroupError(spec.group, _START, describe_failures(meeting.errors, {}))
-    found = survey(launched.set_ups, spec.grace_s)
-    return WorkerGroupError(spec.group, _START, describe_failures(found.errors, {}), found.silent)
+    else:
+        found = survey(launched.set_ups, spec.grace_s)
+    failures = describe_failures(found.errors, {})
+    if found.died and (lost := spec.lost_nodes()):
+        return NodeLost(spec.group, _START, lost, failures, found.silent)
+    return WorkerGroupError(spec.group, _START, failures, found.silent)
 
 
 def kill(handles: Sequence[Any], wait_s: float = 5.0) -> None:

@@ -341,14 +341,15 @@ class RayWorkerGroup(CrewGroup[GroupWorker]):
 
     def restart(self) -> None:
         """End all workers and start them anew: same slots, ranks and constructor arguments, new port, next
-        generation.
+        generation. Slots on a node that was lost are replaced by others.
 
         What earlier workers knew is gone, meshes included; futures of earlier generations are refused. Then
-        `on_restart` is called.
+        `on_restart` is called. If it fails, the group stays broken and may be restarted again.
 
         Raises:
             NotTheOwnerError: a view of a role, or a group that was attached to.
             WorkerGroupError: the group was shut down, or a worker could not start.
+            ResourceUnavailable: a node was lost, and there is no room elsewhere.
         """
         if self._is_view:
             raise NotTheOwnerError(
