@@ -156,6 +156,32 @@ def test_an_option_of_a_wrong_kind_is_named_with_what_is_expected(
         group.rows.options(**{option: value})
 
 
+@pytest.mark.parametrize(
+    ("column", "problem"),
+    [
+        (["1", "2", "3", "4"], "holds no numbers"),
+        ([None] * 4, "holds no numbers"),
+        (torch.tensor([1.0, float("nan"), 1.0, 1.0]), "not all of them are finite"),
+        (torch.tensor([1, -1, 1, 1]), "at least 0"),
+    ],
+)
+def test_a_column_that_holds_no_weights_is_named(group: Any, column: Any, problem: str) -> None:
+    kind = "tensors" if isinstance(column, torch.Tensor) else "non_tensors"
+    columns: dict[str, Any] = {kind: {"w": column}}
+    data = batch(4).union(DataProto.from_dict(**columns))
+    with pytest.raises(CallOptionError, match=f"option balance='w' .*{problem}"):
+        group.rows.options(balance="w")(data)
+
+
+@pytest.mark.parametrize("timeout_s", [float("inf"), 1e12])
+def test_a_call_may_be_given_all_the_time_there_is(timeout_s: float) -> None:
+    group: Any = LocalWorkerGroup(Echo, 2, concurrent=True)
+    with group:
+        assert group.value.options(timeout_s=timeout_s)(1) == [1, 1]
+        assert group.value.submit(1).result(timeout_s) == [1, 1]
+        assert sorted(group.value.options(timeout_s=timeout_s).stream(1)) == [(0, 1), (1, 1)]
+
+
 def test_a_custom_mode_that_never_looks_at_an_option_says_so() -> None:
     def to_all(group: Any, value: Any) -> Any:
         return ([value] * group.world_size,), {}
@@ -185,7 +211,7 @@ def test_a_custom_mode_that_never_looks_at_an_option_says_so() -> None:
 # --- ranks ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [None, 3, ["a"]])
+@pytest.mark.parametrize("given", [None, 3, ["a"], [], "0", [True], [1.0], [4], [0, 0], np.arange(0)])
 def test_an_execute_mode_that_selects_no_valid_ranks(group: Any, given: Any) -> None:
     mode = register_execute_mode("ODD_ONES", lambda world_size: given)
     try:
@@ -199,6 +225,12 @@ def test_numbers_of_numpy_are_ranks_and_sizes(group: Any) -> None:
     assert group.each({np.int64(1): "b", np.int32(3): "d"}) == {1: "b", 3: "d"}
     two: Any = np.int64(2)
     assert LocalWorkerGroup(Echo, two).world_size == 2
+    mode = register_execute_mode("OF_NUMPY", lambda world_size: np.arange(0, world_size, 2))
+    try:
+        assert group.value.options(execute_mode=mode)(1) == {0: 1, 2: 1}
+    finally:
+        Execute.remove("OF_NUMPY")
+    assert Mesh.from_sizes("m", {"dp": two}) == Mesh.from_sizes("m", {"dp": 2})
     with pytest.raises(RankSetError, match=r"arguments of 'each' .*argument 0 \('value'\).*ranks \[True\]"):
         group.each({True: "b"})
 
@@ -255,7 +287,21 @@ def test_a_mesh_of_another_size_is_refused_where_it_is_added(group: Any) -> None
         group.mesh("small")
 
 
-@pytest.mark.parametrize("sizes", [{"dp": "2"}, {"dp": 1.5}, {"dp": 0}])
+@pytest.mark.parametrize("sizes", [None, 4, [("dp", 2)], "dp"])
+def test_sizes_are_a_dict(sizes: Any) -> None:
+    with pytest.raises(MeshError, match="mesh 'm': its sizes must be a dict"):
+        Mesh.from_sizes("m", sizes)
+
+
+@pytest.mark.parametrize("name", [3, None, ""])
+def test_a_mesh_has_a_name(name: Any) -> None:
+    with pytest.raises(MeshError, match=f"mesh {name!r}: its name must be a text"):
+        Mesh.from_sizes(name, {"dp": 2})
+    with pytest.raises(MeshError, match=f"mesh {name!r}: its name must be a text"):
+        make_nd_compute_dataproto_dispatch_fn(name)
+
+
+@pytest.mark.parametrize("sizes", [{"dp": "2"}, {"dp": 1.5}, {"dp": 0}, {"dp": True}])
 def test_an_axis_needs_a_whole_number(sizes: Any) -> None:
     with pytest.raises(MeshError, match="whole number of at least 1"):
         Mesh.from_sizes("m", sizes)
@@ -265,6 +311,11 @@ def test_an_axis_needs_a_whole_number(sizes: Any) -> None:
 def test_what_answers_lies_on_the_axis(index: int) -> None:
     with pytest.raises(MeshError, match=rf"answering={{'tp': {index}}} is outside the axis.*size 2"):
         Mesh.from_sizes("m", {"dp": 2, "tp": 2}, answering={"tp": index})
+
+
+def test_an_axis_over_which_rows_are_split_answers_as_a_whole() -> None:
+    with pytest.raises(MeshError, match=r"answering={'dp': 1}: rows are split over this axis"):
+        Mesh.from_sizes("m", {"dp": 2, "tp": 2}, answering={"dp": 1})
 
 
 def test_dp_ranks_are_whole_numbers() -> None:

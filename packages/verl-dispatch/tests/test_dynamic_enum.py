@@ -81,6 +81,14 @@ def test_an_unknown_member_names_the_known_ones() -> None:
         Execute["NONE"]
 
 
+def test_a_misspelt_member_is_told_what_was_meant() -> None:
+    misspelt = "ONE_TO_AL"
+    with pytest.raises(AttributeError, match=r"'ONE_TO_AL'; maybe 'ONE_TO_ALL'\?; known members: ALL_TO"):
+        getattr(Dispatch, misspelt)
+    assert not hasattr(Dispatch, "NOPE")
+    assert not hasattr(Dispatch, "_nope")
+
+
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_member_survives_pickle_and_copies_by_identity(protocol: int) -> None:
     assert pickle.loads(pickle.dumps(Dispatch.ONE_TO_ALL, protocol)) is Dispatch.ONE_TO_ALL

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from verl_dispatch.modes import Dispatch, Execute
 from verl_dispatch.rank_info import RankInfo, building
 from verl_dispatch.register import MAGIC_ATTR
 from verl_dispatch.worker import Worker
+from verl_dispatch.worker_meshes import MeshEntryError
 
 
 @pytest.fixture
@@ -44,11 +46,30 @@ def test_unknown_mesh_lists_the_registered_ones(worker: Worker) -> None:
             query("nope")
 
 
-@pytest.mark.parametrize("dp_rank", ["0", 0.5, None])
-def test_dp_rank_must_be_a_whole_number(worker: Worker, dp_rank: Any) -> None:
-    with pytest.raises(TypeError):
-        worker._register_dispatch_collect_info("m", dp_rank, True)
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        *(
+            (("m", dp_rank, True), "mesh 'm': dp_rank is .*a whole number")
+            for dp_rank in ("0", 0.5, None, True)
+        ),
+        *((("m", 0, flag), "mesh 'm': is_collect is .*or False") for flag in ("False", None, 2, 0.0)),
+        *(((name, 0, True), "its name is .*, expected a text") for name in (3, None, "")),
+    ],
+)
+def test_what_is_registered_is_of_the_right_kind(worker: Worker, entry: Any, problem: str) -> None:
+    with pytest.raises(MeshEntryError, match=problem):
+        worker._register_dispatch_collect_info(*entry)
     assert worker.get_dispatch_collect()["dispatch_dp_rank"] == {}
+
+
+@pytest.mark.parametrize("flag", [True, 1, np.bool_(True), torch.tensor(True)])
+@pytest.mark.parametrize("dp_rank", [1, np.int64(1), torch.tensor(1)])
+def test_scalars_of_numpy_and_torch_are_numbers(worker: Worker, dp_rank: Any, flag: Any) -> None:
+    worker._register_dispatch_collect_info("m", dp_rank, flag)
+    found = worker.get_dispatch_collect()
+    assert found == {"dispatch_dp_rank": {"m": 1}, "collect_dp_rank": {"m": True}}
+    assert type(found["dispatch_dp_rank"]["m"]) is int
 
 
 def test_all_meshes_of_a_wrapped_worker_are_taken_over(worker: Worker) -> None:

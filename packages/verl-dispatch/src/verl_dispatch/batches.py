@@ -111,11 +111,17 @@ def row_weights(batch: Any, key: str) -> Any:
     column = proto._columns().get(key)
     if column is None:
         found = proto.non_tensor_batch.get(key)
-        return None if found is None else [float(value) for value in found]
+        return None if found is None else [_number(value) for value in found]
     if column.is_nested:
         return [float(row.sum()) for row in column.unbind()]
     numbers = column.to(torch.float64)
     return numbers.flatten(1).sum(dim=1) if numbers.dim() > 1 else numbers
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{value!r} is a text")
+    return float(value)
 
 
 def _as_proto(batch: Any) -> DataProto:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,11 +79,13 @@ def _ranks(ranks: Sequence[int]) -> str:
 # --- modes and registration -------------------------------------------------------------------------------
 
 
-class UnknownMemberError(_Facts, KeyError):
+class UnknownMemberError(_Facts, KeyError, AttributeError):
     """A name that a dynamic enum does not have."""
 
-    def __init__(self, enum: str, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"{enum} has no member {name!r}; known members: {_names(known)}")
+    def __init__(self, enum: str, name: str, known: Sequence[str]) -> None:
+        found = difflib.get_close_matches(str(name).upper(), known, n=1)
+        maybe = f"; maybe {found[0]!r}?" if found else ""
+        super().__init__(f"{enum} has no member {name!r}{maybe}; known members: {_names(known)}")
 
 
 class InvalidModeError(_Facts, TypeError):
@@ -247,7 +250,7 @@ class MeshError(_Facts, ValueError):
     """A mesh whose table of ranks is not a partition with one answering rank each."""
 
     def __init__(self, name: str, problem: str, table: str) -> None:
-        super().__init__(f"mesh {name!r}: {problem}\n{table}")
+        super().__init__("\n".join([f"mesh {name!r}: {problem}", *([table] if table else [])]))
 
 
 class UnknownMeshError(_Facts, KeyError):

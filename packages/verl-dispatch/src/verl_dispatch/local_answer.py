@@ -177,6 +177,7 @@ class LocalCall(Sequence[LocalAnswer]):
 
     def wait(self, timeout_s: float | None, grace_s: float) -> None:
         """Wait until all ranks have answered, one has failed and the grace is over, or the time is."""
+        timeout_s = _bounded(timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self.changed:
             self.changed.wait_for(self._is_decided, timeout_s)
@@ -188,7 +189,7 @@ class LocalCall(Sequence[LocalAnswer]):
         """Wait until one of these ranks has answered, or any rank has failed; False if the time is over."""
         with self.changed:
             return self.changed.wait_for(
-                lambda: any(answer.done for answer in answers) or self.failed, timeout_s
+                lambda: any(answer.done for answer in answers) or self.failed, _bounded(timeout_s)
             )
 
     def is_done(self) -> bool:
@@ -229,3 +230,8 @@ class LocalCall(Sequence[LocalAnswer]):
                 f"(now {self.life.generation}); call the method again"
             )
             raise WorkerGroupError(self.name, self.method, reason=reason)
+
+
+def _bounded(timeout_s: float | None) -> float | None:
+    """What a lock can wait; more than that, and infinity, is without end."""
+    return None if timeout_s is None or timeout_s >= threading.TIMEOUT_MAX else timeout_s

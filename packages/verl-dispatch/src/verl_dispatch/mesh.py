@@ -41,7 +41,7 @@ class Mesh:
     axes: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        problem = _problem_of(self.dp_ranks, self.collects)
+        problem = name_problem(self.name) or _problem_of(self.dp_ranks, self.collects)
         if problem:
             raise MeshError(self.name, problem, _table(self.dp_ranks, self.collects))
 
@@ -118,7 +118,8 @@ class Mesh:
         """
         answering = dict(answering or {})
         _check_axes(name, sizes, [*split_axes, *answering])
-        _check_answering(name, sizes, answering)
+        sizes = {axis: int(size) for axis, size in sizes.items()}
+        _check_answering(name, sizes, answering, split_axes)
         dp_ranks, collects = [], []
         for position in product(*(range(size) for size in sizes.values())):
             at = dict(zip(sizes, position, strict=True))
@@ -161,7 +162,14 @@ class Mesh:
         )
 
 
-def _check_axes(name: str, sizes: Mapping[str, int], used: Sequence[str]) -> None:
+def name_problem(name: object) -> str:
+    """What is wrong with a mesh's name; empty if nothing is."""
+    return "" if isinstance(name, str) and name else "its name must be a text"
+
+
+def _check_axes(name: str, sizes: Any, used: Sequence[str]) -> None:
+    if not isinstance(sizes, Mapping):
+        raise MeshError(name, 'its sizes must be a dict such as {"dp": 2, "tp": 2}', f"got {sizes!r}")
     shown = ", ".join(f"{axis}={size}" for axis, size in sizes.items()) or "none"
     unknown = [axis for axis in used if axis not in sizes]
     if unknown:
@@ -171,11 +179,16 @@ def _check_axes(name: str, sizes: Mapping[str, int], used: Sequence[str]) -> Non
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral)
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _check_answering(name: str, sizes: Mapping[str, int], answering: Mapping[str, int]) -> None:
+def _check_answering(
+    name: str, sizes: Mapping[str, int], answering: Mapping[str, int], split_axes: Sequence[str]
+) -> None:
     for axis, index in answering.items():
+        if axis in split_axes:
+            problem = f"answering={{{axis!r}: {index}}}: rows are split over this axis, so all of it answers"
+            raise MeshError(name, problem, f"split axes: {', '.join(split_axes)}")
         if not -sizes[axis] <= index < sizes[axis]:
             problem = f"answering={{{axis!r}: {index}}} is outside the axis, which has size {sizes[axis]}"
             raise MeshError(name, problem, ", ".join(f"{axis}={size}" for axis, size in sizes.items()))

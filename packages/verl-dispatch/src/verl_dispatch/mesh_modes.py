@@ -10,7 +10,7 @@ from verl_dispatch.call_scope import current_labels, current_options
 from verl_dispatch.collect import collect_nd_compute_dataproto
 from verl_dispatch.dispatch_functions import Lists
 from verl_dispatch.errors import EntryCountError, MeshError
-from verl_dispatch.mesh import mesh_of
+from verl_dispatch.mesh import mesh_of, name_problem
 from verl_dispatch.split import SplitList, split_batches
 
 if TYPE_CHECKING:
@@ -100,12 +100,18 @@ def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> NdBatches:
     Workers register their place in it with `_register_dispatch_collect_info(mesh_name, dp_rank, is_collect)`.
     Only answering ranks are fetched, and the result is in dp order.
 
+    Raises:
+        MeshError: `mesh_name` is no text.
+
     Example:
         >>> from verl_dispatch import register
         >>> class Actor:
         ...     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("actor"))
         ...     def update(self, batch): ...
     """
+    problem = name_problem(mesh_name)
+    if problem:
+        raise MeshError(mesh_name, problem, "")
     return cast("NdBatches", {"dispatch_fn": NdDispatch(mesh_name), "collect_fn": NdCollect(mesh_name)})
 
 

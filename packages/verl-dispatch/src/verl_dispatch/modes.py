@@ -36,6 +36,13 @@ class DynamicEnumMeta(type):
             raise UnknownMemberError(cls.__name__, name, cls.names())
         return member
 
+    if not TYPE_CHECKING:  # a type checker knows the predefined members and is to refuse all others
+
+        def __getattr__(cls, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
+            raise UnknownMemberError(cls.__name__, name, cls.names())
+
 
 class DynamicEnum(metaclass=DynamicEnumMeta):
     """An enum that gains members at run time; names are upper case, members are compared by identity.

@@ -242,9 +242,9 @@ def _selected(planner: Planner, execute: Execute) -> Planner:
 
 def _ranks_of(execute: Execute, world_size: int, method: str) -> frozenset[int]:
     selector = rank_selector(execute)
-    given = selector(world_size) if selector else None
+    given: Any = selector(world_size) if selector else None
     try:
-        ranks = list(map(index, given or ()))
+        ranks = [-1 if isinstance(rank, bool) else index(rank) for rank in given]
     except TypeError:
         ranks = []
     if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(world_size)):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
 
 from verl_dispatch import collect, dispatch_functions
 from verl_dispatch.errors import IncompletePairError, InvalidModeError, RefusedPairError
@@ -51,7 +51,7 @@ PREDEFINED_PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 
 DispatchMode: TypeAlias = Dispatch | dict[str, Any]
-SelectRanks: TypeAlias = Callable[[int], Sequence[int]]
+SelectRanks: TypeAlias = Callable[[int], Iterable[SupportsIndex]]
 
 _PAIR_KEYS = {"dispatch_fn", "collect_fn"}
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
+from verl_protocol.errors import WeightsError
+
 from verl_dispatch import batches
 from verl_dispatch.call_scope import UNNAMED, Labels
 from verl_dispatch.errors import CallOptionError, EntryCountError, UnequalRowsError, UnsplittableArgumentError
@@ -43,7 +45,8 @@ def common_layout(found: _Found, num_parts: int, method: str, options: CallOptio
     Raises:
         UnequalRowsError: batches of different rows.
         UnevenRowsError: rows that cannot be laid out as asked.
-        CallOptionError: balancing by a column that no batch has, or of rows that are not here yet.
+        CallOptionError: balancing by a column that no batch has or that holds no weights, or of rows that
+            are not here yet.
     """
     padded = wants_padding(found, options)
     if not (padded or options.uneven or options.balance):
@@ -58,9 +61,12 @@ def common_layout(found: _Found, num_parts: int, method: str, options: CallOptio
     label, num_rows = known[0][0](), _equal_rows(known, method)
     if options.balance:
         weights = _weights(known, options.balance)
-        return balanced_layout(
-            label, weights, num_rows, num_parts, equal_size=options.equal_size, padded=padded
-        )
+        try:
+            return balanced_layout(
+                label, weights, num_rows, num_parts, equal_size=options.equal_size, padded=padded
+            )
+        except WeightsError as error:
+            raise CallOptionError(f"balance={options.balance!r}", str(error)) from None
     return padded_layout(num_rows, num_parts) if padded else uneven_layout(label, num_rows, num_parts)
 
 

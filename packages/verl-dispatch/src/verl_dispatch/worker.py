@@ -167,6 +167,7 @@ class Worker:
 
         Raises:
             MeshAlreadyRegisteredError: this worker has registered the mesh before.
+            MeshEntryError: no name, no whole number, or neither True nor False.
         """
         self.__place.meshes.add(mesh_name, dp_rank, is_collect)
 

@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex
 
 from verl_dispatch.errors import UnknownMeshError, _Facts
 
-__all__ = ["MeshAlreadyRegisteredError", "MeshEntriesError", "WorkerMeshes"]
+__all__ = ["MeshAlreadyRegisteredError", "MeshEntriesError", "MeshEntryError", "WorkerMeshes"]
 
 
 class MeshAlreadyRegisteredError(_Facts, ValueError):
@@ -20,6 +20,14 @@ class MeshAlreadyRegisteredError(_Facts, ValueError):
             f"mesh '{mesh_name}' is already registered on this worker, with dp rank {dp_rank} and "
             f"collect={is_collect}; register each mesh once, or use another name"
         )
+
+
+class MeshEntryError(_Facts, TypeError):
+    """What a worker says about its place in a mesh is not of the kind it should be."""
+
+    def __init__(self, mesh_name: object, what: str, given: object, expected: str) -> None:
+        self.mesh_name, self.what, self.given, self.expected = mesh_name, what, given, expected
+        super().__init__(f"mesh {mesh_name!r}: {what} is {given!r}, expected {expected}")
 
 
 class MeshEntriesError(_Facts, ValueError):
@@ -44,7 +52,7 @@ class WorkerMeshes:
 
         Raises:
             MeshAlreadyRegisteredError: the name is taken.
-            TypeError: `dp_rank` is no whole number.
+            MeshEntryError: `dp_rank` is no whole number, or `is_collect` neither true nor false.
         """
         self.add_all({mesh_name: dp_rank}, {mesh_name: is_collect})
 
@@ -55,8 +63,7 @@ class WorkerMeshes:
         for name in dp_ranks:
             if name in self._entries:
                 raise MeshAlreadyRegisteredError(name, *self._entries[name])
-        new = {name: (operator.index(rank), bool(collects[name])) for name, rank in dp_ranks.items()}
-        self._entries |= new
+        self._entries |= {name: _entry(name, rank, collects[name]) for name, rank in dp_ranks.items()}
 
     def dp_rank(self, mesh_name: str) -> int:
         """The data-parallel rank in one mesh; UnknownMeshError lists the known ones."""
@@ -78,3 +85,16 @@ class WorkerMeshes:
             return self._entries[mesh_name]
         except KeyError:
             raise UnknownMeshError(mesh_name, self._entries) from None
+
+
+def _entry(name: object, dp_rank: Any, is_collect: Any) -> tuple[int, bool]:
+    if not isinstance(name, str) or not name:
+        raise MeshEntryError(name, "its name", name, "a text")
+    # A scalar of numpy or torch stands for the value in it.
+    rank, collect = (each.item() if hasattr(each, "item") else each for each in (dp_rank, is_collect))
+    if isinstance(rank, bool) or not hasattr(rank, "__index__"):
+        raise MeshEntryError(name, "dp_rank", dp_rank, "a whole number")
+    # A text such as "False" would count as true.
+    if not isinstance(collect, int) or collect not in (0, 1):
+        raise MeshEntryError(name, "is_collect", is_collect, "True or False")
+    return operator.index(rank), bool(collect)
