@@ -18,6 +18,7 @@ from verl_protocol import (
     pad_dataproto_to_divisor,
     unpad_dataproto,
 )
+from verl_protocol.jagged import jagged_view
 
 
 def batch() -> DataProto:
@@ -178,3 +179,14 @@ def test_in_place_methods_change_self_only() -> None:
     assert set(data.batch.keys()) == {"c", "d"}
     assert set(other.batch.keys()) == set(tensordict.keys()) == {"a", "b"}
     assert meta == {"k": 1}
+
+
+def test_copies_of_computed_tensors_keep_their_gradient() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    data = DataProto.from_dict({"a": weight * 2, "j": jagged_view(weight * 3, torch.tensor([0, 1, 2, 3]), 1)})
+    for copied in (copy.deepcopy(data), data.select(deepcopy=True)):
+        assert copied.tensor("a") is not data.tensor("a")
+        (gradient,) = torch.autograd.grad(copied.tensor("a").sum(), weight, retain_graph=True)
+        assert gradient.tolist() == [2.0, 2.0, 2.0]
+        (gradient,) = torch.autograd.grad(copied.tensor("j").values().sum(), weight, retain_graph=True)
+        assert gradient.tolist() == [3.0, 3.0, 3.0]

@@ -224,6 +224,16 @@ def test_metrics_come_once_however_the_rows_are_cut() -> None:
             assert whole.meta_info == {"metrics": {"loss": [1.0, 2.0, 3.0]}}
 
 
+@pytest.mark.parametrize("counted_parts", [True, False])
+@pytest.mark.parametrize("uneven", [True, False])
+def test_metrics_of_a_batch_without_rows_come_once(uneven: bool, counted_parts: bool) -> None:
+    parts = [batch(0, 0, metrics={"loss": loss}) for loss in (1.0, 2.0)]
+    counts = [0, 0] if counted_parts else None
+    future = DataProtoFuture(DataProto.concat, [done(part) for part in parts], row_counts=counts)
+    whole = DataProto.concat([chunk.get() for chunk in future.chunk(3, uneven=uneven)])
+    assert whole.meta_info == {"metrics": {"loss": [1.0, 2.0]}}
+
+
 def test_many_parts_can_be_fetched_at_once() -> None:
     future, parts = counted([4, 4, 4])
     asked: list[list[Any]] = []

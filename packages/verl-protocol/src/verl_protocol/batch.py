@@ -211,13 +211,18 @@ class DataProto(BatchColumns):
             fill: what rows without a key get; None for objects, while tensors need a value here. Its keys are
                 columns in any case.
 
+        Raises:
+            NotRowsError, NotADictError, KeyTypeError: `rows` is no list of dicts with strings as keys.
+            MissingValueError, RaggedRowsError, ColumnMismatchError, ColumnTypeError: rows without a column.
+
         >>> data = DataProto.from_rows([{"n": torch.tensor(1), "s": "x"}, {"n": torch.tensor(2)}])
         >>> data.batch["n"].tolist(), data.non_tensor_batch["s"].tolist()
         ([1, 2], ['x', None])
         """
-        tensors, arrays = conversion.columns_from_rows(rows, ragged, fill or {})
-        columns.check_columns(tensors, arrays, len(rows))
-        return cls._make(tensors or None, len(rows), arrays, copy_meta(meta_info))
+        listed = conversion.row_list(rows)
+        tensors, arrays = conversion.columns_from_rows(listed, ragged, fill or {})
+        columns.check_columns(tensors, arrays, len(listed))
+        return cls._make(tensors or None, len(listed), arrays, copy_meta(meta_info))
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One dict per row: tensors as views, objects as they are."""
@@ -316,6 +321,7 @@ class DataProto(BatchColumns):
         memo[id(self)] = made
         made.__dict__.update(copy.deepcopy(self._private(), memo))
         held = self._columns()
+        memo.update({id(column): column.clone() for column in held.values() if _in_graph(column)})
         tensors = (
             rows.keep_shared(rows.sharing(held), copy.deepcopy(held, memo)) if self._has_batch() else None
         )
@@ -323,6 +329,11 @@ class DataProto(BatchColumns):
         made.non_tensor_batch = copy.deepcopy(self.non_tensor_batch, memo)
         made.meta_info = copy.deepcopy(self.meta_info, memo)
         return made
+
+
+def _in_graph(column: Any) -> bool:
+    """Whether a tensor was computed with gradients: torch copies such ones only by `clone`."""
+    return isinstance(column, torch.Tensor) and column.requires_grad and not column.is_leaf
 
 
 def _batches(data: Any) -> list[Any]:

@@ -88,12 +88,11 @@ def _check_pad(key: str, column: Sequence[Any], value: Any, side: Any) -> None:
 
 def _holds(dtype: torch.dtype, value: float) -> bool:
     """Whether a tensor of this dtype can hold the number, rounded at most."""
-    if dtype.is_floating_point or dtype.is_complex:
-        return True
-    if dtype is torch.bool:
-        return value in (0, 1)
-    limits = torch.iinfo(dtype)
-    return limits.min <= value <= limits.max and value == int(value)
+    try:
+        held = torch.full((), value, dtype=dtype).item()
+    except (RuntimeError, TypeError, ValueError, OverflowError):
+        return False
+    return dtype.is_floating_point or dtype.is_complex or held == value
 
 
 def _widths(parts: Sequence[Part], pad: Mapping[str, float]) -> dict[str, tuple[int, ...]]:

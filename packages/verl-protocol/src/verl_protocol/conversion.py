@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -13,9 +13,12 @@ from verl_protocol import jagged, nested
 from verl_protocol.columns import column_of, column_of_tensors
 from verl_protocol.errors import (
     BatchDimsError,
+    ColumnTypeError,
     KeyCollisionError,
+    KeyTypeError,
     MissingValueError,
     NotADictError,
+    NotRowsError,
     UnlikeDictsError,
 )
 from verl_protocol.metadata import copy_meta
@@ -62,20 +65,36 @@ def columns_from_rows(
     rows: Sequence[Mapping[str, Any]], ragged: Ragged, fill: Mapping[str, Any]
 ) -> tuple[dict[str, torch.Tensor], dict[str, NDArray[Any]]]:
     """Tensor and non-tensor columns of a list of dicts; keys are united."""
-    for place, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise NotADictError(f"rows[{place}]", row)
+    dims: Mapping[str, RaggedDim] = ragged if isinstance(ragged, Mapping) else _last_of(ragged)
     keys = dict.fromkeys(key for row in [*rows, fill] for key in row) if rows else {}
     held = {key: [row.get(key, fill.get(key, _ABSENT)) for row in rows] for key in keys}
     is_tensor = {key: any(isinstance(value, torch.Tensor) for value in held[key]) for key in keys}
-    dims: Mapping[str, RaggedDim] = ragged if isinstance(ragged, Mapping) else _last_of(ragged)
+    if objects := [key for key in dims if key in keys and not is_tensor[key]]:
+        raise ColumnTypeError(objects[0], held[objects[0]][0], "only rows that are tensors can be ragged")
     tensors = {key: _tensor_of(key, held[key], dims.get(key)) for key in keys if is_tensor[key]}
-    objects = {key: held[key] for key in keys if not is_tensor[key]}
     arrays = {
-        key: column_of([None if value is _ABSENT else value for value in values])
-        for key, values in objects.items()
+        key: column_of([None if value is _ABSENT else value for value in held[key]])
+        for key in keys
+        if not is_tensor[key]
     }
     return tensors, arrays
+
+
+def row_list(rows: Any) -> list[Mapping[str, Any]]:
+    """`rows` as a list, after checking that each is a dict whose keys can name columns.
+
+    Raises:
+        NotRowsError, NotADictError, KeyTypeError: it is not.
+    """
+    if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
+        raise NotRowsError(rows)
+    listed = list(rows)
+    for place, row in enumerate(listed):
+        if not isinstance(row, Mapping):
+            raise NotADictError(f"rows[{place}]", row)
+        if odd := [key for key in row if not isinstance(key, str)]:
+            raise KeyTypeError(odd[0])
+    return listed
 
 
 def _last_of(keys: Collection[str]) -> dict[str, RaggedDim]:
@@ -99,8 +118,8 @@ def row_of(column: Any, row: int) -> Any:
 
 def to_rows(data: DataProto) -> list[dict[str, Any]]:
     """One dict per row."""
-    columns = {**data._columns(), **data.non_tensor_batch}
-    return [{key: row_of(column, row) for key, column in columns.items()} for row in range(len(data))]
+    count, columns = data._checked_rows(), {**data._columns(), **data.non_tensor_batch}
+    return [{key: row_of(column, row) for key, column in columns.items()} for row in range(count)]
 
 
 def to_tensordict(data: DataProto) -> TensorDict:

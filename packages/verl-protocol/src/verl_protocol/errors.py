@@ -95,6 +95,13 @@ class NotADictError(TypeError):
         super().__init__(f"{argument} must be a dict, got {type(value).__name__}")
 
 
+class NotRowsError(TypeError):
+    """Something else where a list of rows is expected."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__(f"rows must be a list of dicts, one per row, got {type(value).__name__}")
+
+
 class NotATensorDictError(TypeError):
     """Something else in the place of a TensorDict."""
 
@@ -138,10 +145,13 @@ class MetaConflictError(ValueError):
 
     def __init__(self, key: str, values: Mapping[int | str, Any]) -> None:
         listed = ", ".join(f"{where} has {short(value)}" for where, value in _named(values).items())
-        super().__init__(
-            f"meta_info[{key!r}] differs: {listed}; drop the key, or declare how to join it, for example "
-            f'merge={{{key!r}: "list"}} (first, list, mean, sum, min, max or a callable)'
+        rules = (
+            f", or declare how to join it, for example merge={{{key!r}: 'list'}} (first, list, mean, sum, "
+            "min, max or a callable)"
         )
+        # Only parts are joined by rules; union has none.
+        way_out = "drop the key" + (rules if all(isinstance(where, int) for where in values) else " from one")
+        super().__init__(f"meta_info[{key!r}] differs: {listed}; {way_out}")
 
 
 def _named(values: Mapping[int | str, Any]) -> dict[str, Any]:
@@ -278,7 +288,9 @@ class ColumnMismatchError(ValueError):
 
     def __init__(self, key: str, what: str, found: Mapping[int | str, object]) -> None:
         listed = ", ".join(f"{where} has {value}" for where, value in _named(found).items())
-        way_out = f"; concat(..., pad={{{key!r}: 0}}) widens shorter rows" if what == "row shape" else ""
+        dims = {len(shape) for shape in found.values() if isinstance(shape, tuple)}
+        widens = what == "row shape" and len(dims) == 1
+        way_out = f"; concat(..., pad={{{key!r}: 0}}) widens shorter rows" if widens else ""
         super().__init__(f"column {key!r} differs in its {what}: {listed}{way_out}")
 
 
@@ -361,8 +373,8 @@ class ShuffleSourceError(TypeError, ValueError):
 
     def __init__(self, seed: object, generator: object) -> None:
         super().__init__(
-            "the order of a shuffle comes from a seed (a whole number) or from a torch.Generator, not both; "
-            f"got seed={short(seed)} and generator={short(generator)}"
+            "the order of a shuffle comes from a seed (a whole number of at most 64 bits) or from a "
+            f"torch.Generator, not both; got seed={short(seed)} and generator={short(generator)}"
         )
 
 

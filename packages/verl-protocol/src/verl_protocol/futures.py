@@ -243,8 +243,9 @@ def _without_padding(part: int, value: Any, count: int) -> Any:
 
 
 def _cut_batch(batch: Any, cut: Cut | Rows) -> Any:
-    if isinstance(cut, Rows) or cut.uneven:
+    if isinstance(cut, Rows) or (cut.uneven and num_rows_of(batch)):
         return narrow_part(batch, *cut.span(num_rows_of(batch)))
+    # Of a batch without rows all pieces look alike, but only the first has the metrics.
     return BatchData(batch).chunk(cut.num_pieces, cut.uneven)[cut.piece]
 
 

@@ -100,22 +100,35 @@ def _normalise_range(index: range, num_rows: int) -> RowIndex:
 
 
 def _as_vector(index: Any) -> torch.Tensor:
-    if isinstance(index, torch.Tensor):
+    if isinstance(index, torch.Tensor) and index.dtype != torch.uint64:
         return _checked_kind(index.detach().cpu(), index)
-    if isinstance(index, str):
-        raise InvalidIndexError(index, "a column is read with .batch[key], .tensor(key) or .column(key)")
-    if isinstance(index, (bytes, AbstractSet, Mapping)) or not isinstance(index, Iterable):
-        raise InvalidIndexError(index, "rows are named by a slice, range, sequence, array, tensor or mask")
-    array = index if isinstance(index, np.ndarray) else _array_of(list(index))
+    array = _as_array(index)
     if array.dtype == object:
         array = _array_of(array.tolist())
     if array.dtype.kind == "u":
-        array = array.astype(np.int64)
+        # Beyond the largest int64 a number would become negative, and so a row from the end.
+        array = np.minimum(array.astype(np.uint64), np.uint64(_LARGEST)).astype(np.int64)
     if array.size == 0 and array.ndim == 1 and array.dtype != bool:
         array = array.astype(np.int64)
     if array.dtype.kind not in "ib":
         raise InvalidIndexError(index, f"{array.dtype} is neither whole numbers nor bools")
     return _checked_kind(torch.from_numpy(np.ascontiguousarray(array)), index)
+
+
+def _as_array(index: Any) -> NDArray[Any]:
+    if isinstance(index, torch.Tensor):
+        found: NDArray[Any] = index.detach().cpu().numpy()
+        return found
+    if isinstance(index, np.ndarray):
+        return index
+    if isinstance(index, str):
+        raise InvalidIndexError(index, "a column is read with .batch[key], .tensor(key) or .column(key)")
+    if isinstance(index, (bytes, AbstractSet, Mapping)) or not isinstance(index, Iterable):
+        raise InvalidIndexError(index, "rows are named by a slice, range, sequence, array, tensor or mask")
+    return _array_of(list(index))
+
+
+_LARGEST = 2**63 - 1
 
 
 def _array_of(items: list[Any]) -> NDArray[Any]:
@@ -125,9 +138,10 @@ def _array_of(items: list[Any]) -> NDArray[Any]:
             raise InvalidIndexError(items, "bools and numbers are mixed")
         return np.array([bool(item) for item in items], dtype=bool)
     try:
-        return np.array([operator.index(item) for item in items], dtype=np.int64)
+        numbers = [operator.index(item) for item in items]
     except TypeError:
         raise InvalidIndexError(items, "not all entries are whole numbers") from None
+    return np.array([min(max(number, -_LARGEST), _LARGEST) for number in numbers], dtype=np.int64)
 
 
 def _is_bool_tensor(item: object) -> bool:

@@ -65,7 +65,10 @@ def _generator(seed: Any, given: Any) -> torch.Generator:
         return given
     # Without a seed the order follows torch.manual_seed, at the price of one draw from the global generator.
     drawn = int(torch.randint(2**62, ())) if seed is None else int(seed)
-    return torch.Generator().manual_seed(drawn)
+    try:
+        return torch.Generator().manual_seed(drawn)
+    except (ValueError, RuntimeError, OverflowError):
+        raise ShuffleSourceError(seed, given) from None
 
 
 def _in_order(data: B, used: int, size: int, epochs: int) -> Iterator[B]:

@@ -177,7 +177,10 @@ def apply_rule(rule: MergeRule, values: list[Any], key: str) -> Any:
         return _apply_to_entries(rule, values, key)
     if rule in _NUMERIC and not values:
         raise MetricsError({key: values}, f"there is no {rule} of no values")
-    return _RULES[rule](values)
+    try:
+        return _RULES[rule](values)
+    except TypeError as error:
+        raise MetricsError({key: values}, f"rule {rule!r} does not fit the values ({error})") from None
 
 
 def _apply_to_entries(rule: MergeRule, values: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:

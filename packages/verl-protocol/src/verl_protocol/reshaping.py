@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from verl_protocol import nested, rows
 from verl_protocol.arguments import flag, whole_number
-from verl_protocol.errors import FoldError, RepeatCountsError, UnknownKeyError
+from verl_protocol.errors import FoldError, KeyTypeError, RepeatCountsError, UnknownKeyError
 from verl_protocol.metadata import without_metrics
 from verl_protocol.selecting import Keys, key_list
 from verl_protocol.state import check_batch
@@ -165,6 +165,8 @@ def group_by(data: B, key: str) -> dict[Any, B]:
 
 
 def _group_values(data: BatchRows, key: str) -> Sequence[Hashable]:
+    if not isinstance(key, str):
+        raise KeyTypeError(key)
     columns = _all_columns(data)
     if key not in columns:
         raise UnknownKeyError([key], "column", columns)
