@@ -1,17 +1,20 @@
 """Mistakes that are found without the plugin: every line marked here must be an error."""
 
+from typing import Any
+
 from verl_dispatch import (
     ClassWithInitArgs,
     Dispatch,
     Execute,
     LocalWorkerGroup,
     Worker,
+    WorkerGroup,
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
 from verl_protocol import DataProto
 
-from tests.typing.workers import Other, Trainer
+from tests.typing.workers import BiggerTrainer, Other, Trainer
 
 
 class Wrong(Worker):
@@ -71,3 +74,13 @@ def results(group: LocalWorkerGroup[Trainer], batch: DataProto) -> None:
     group.call(Trainer.load, "path").upper()  # type: ignore[attr-defined]
     group.call(Trainer.update_actor, batch).append(batch)  # type: ignore[attr-defined]
     group.bind(Trainer.generate)(batch).union(batch)  # type: ignore[attr-defined]
+
+
+def takes_the_bigger(group: WorkerGroup[BiggerTrainer, Any]) -> None: ...
+
+
+def a_group_of_the_base_is_none_of_the_derived_class(
+    base: LocalWorkerGroup[Trainer], other: LocalWorkerGroup[Other]
+) -> None:
+    takes_the_bigger(base)  # type: ignore[arg-type]
+    takes_the_bigger(other)  # type: ignore[arg-type]

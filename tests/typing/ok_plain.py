@@ -34,6 +34,16 @@ def the_constructor_is_checked() -> LocalWorkerGroup[BiggerTrainer]:
     return group
 
 
+def paths_of(group: WorkerGroup[Trainer, Any]) -> list[int]:
+    return group.call(Trainer.load, "path")
+
+
+def a_group_of_a_derived_class_is_one_of_its_base(group: LocalWorkerGroup[BiggerTrainer]) -> None:
+    base: LocalWorkerGroup[Trainer] = group
+    assert_type(paths_of(group), list[int])
+    assert_type(paths_of(base), list[int])
+
+
 def arguments_as_they_are(group: LocalWorkerGroup[BiggerTrainer]) -> None:
     assert_type(group.call(Trainer.load, "path", strict=False), list[int])
     assert_type(group.call(Trainer.load, path="path"), list[int])

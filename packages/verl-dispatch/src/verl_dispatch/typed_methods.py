@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     G_co = TypeVarWithDefault("G_co", covariant=True, default=Any)
     D_co = TypeVarWithDefault("D_co", covariant=True, default=Any)
     B_co = TypeVarWithDefault("B_co", bound=bool, covariant=True, default=Any)
-    GroupWorker = TypeVarWithDefault("GroupWorker", default=Any)
+    # Covariant: a group of a derived class is a group of its base.
+    GroupWorker = TypeVarWithDefault("GroupWorker", default=Any, covariant=True)
     GroupRef = TypeVarWithDefault("GroupRef", default=Any)
 else:
     GP = ParamSpec("GP")
@@ -58,7 +59,7 @@ else:
     G_co = TypeVar("G_co", covariant=True)
     D_co = TypeVar("D_co", covariant=True)
     B_co = TypeVar("B_co", bound=bool, covariant=True)
-    GroupWorker = TypeVar("GroupWorker")
+    GroupWorker = TypeVar("GroupWorker", covariant=True)
     GroupRef = TypeVar("GroupRef")
 
 
