@@ -76,6 +76,12 @@ def test_weights_must_fit_the_values(weights: dict[str, list[float]]) -> None:
         reduce_metrics({"loss": [1.0, 2.0], **weights}, {"loss": WeightedMean("w")})
 
 
+def test_weights_and_values_must_be_numbers() -> None:
+    for metrics in ({"loss": [1.0], "w": ["x"]}, {"loss": ["x"], "w": [0.5]}):
+        with pytest.raises(ValueError, match="'loss' and its weights 'w' must be numbers"):
+            reduce_metrics(metrics, {"loss": WeightedMean("w")})
+
+
 def test_there_is_no_mean_of_nothing() -> None:
     with pytest.raises(ValueError, match="no mean of no values"):
         reduce_metrics({"loss": []})

@@ -157,10 +157,14 @@ def _reduce(
     if not isinstance(rule, WeightedMean):
         return apply_rule(rule, values, key)
     weights = flat.get(rule.by, [])
-    total = sum(weights)
-    if len(weights) != len(values) or not total:
-        raise MetricsError({key: values, rule.by: weights}, f"{rule.by!r} has no weight for each {key!r}")
-    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / total
+    try:
+        total = sum(weights)
+        if len(weights) == len(values) and total:
+            return sum(value * weight for value, weight in zip(values, weights, strict=True)) / total
+    except TypeError as error:
+        reason = f"{key!r} and its weights {rule.by!r} must be numbers ({error})"
+        raise MetricsError({key: values, rule.by: weights}, reason) from None
+    raise MetricsError({key: values, rule.by: weights}, f"{rule.by!r} has no weight for each {key!r}")
 
 
 def apply_rule(rule: MergeRule, values: list[Any], key: str) -> Any:
