@@ -503,6 +503,24 @@ def test_shutdown_does_not_wait_for_a_rank_that_never_comes_back() -> None:
     gate.set()
 
 
+@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit, StopIteration])
+def test_whatever_a_method_ends_with_is_its_failure(group: Any, error: type[BaseException]) -> None:
+    def end(_: Probe) -> None:
+        raise error
+
+    with pytest.raises(WorkerGroupError) as caught:
+        group.run(end)
+    assert {type(failure.cause) for failure in caught.value.errors.values()} == {error}
+    assert group.note(1) == [[1]] * 3
+
+
+def test_what_cannot_be_copied_is_named(group: Any) -> None:
+    with pytest.raises(WorkerGroupError, match=r"cannot pickle .*lock.*\n *while an argument of 'note' was"):
+        group.note(threading.Lock())
+    with pytest.raises(WorkerGroupError, match=r"cannot pickle .*lock.*\n *while the answer of 'run' was"):
+        group.run(lambda _: threading.Lock())
+
+
 @pytest.mark.parametrize("end", ["shutdown", "restart"])
 def test_a_call_of_another_thread_learns_that_the_group_has_ended(turns: Any, end: str) -> None:
     def end_it(worker: Probe) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import weakref
@@ -25,6 +26,10 @@ _REASON = (
     "the ranks of this in-process group run one after the other; "
     "make the group with concurrent=True to give each rank a thread"
 )
+
+
+# Ends of a method. All else, such as Ctrl-C, is meant for the program in whose thread the method runs.
+_FAILURES = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
 
 
 class TurnEngine:
@@ -58,7 +63,7 @@ class TurnEngine:
                 started = clock()
                 try:
                     answer.value = run(answer.rank, index)
-                except (Exception, SystemExit) as error:
+                except _FAILURES as error:
                     call.fail(answer, failure_of(answer.rank, error))
                 answer.seconds = clock() - started
                 answer.done = True

@@ -66,10 +66,14 @@ class LocalRank:
 
     def run(self, method: str, call: RankCall, role: str | None, read_only: ReadOnlyCopies | None) -> Any:
         """Run a method, to the end also if it is async, and give a copy of its value."""
-        if read_only is None:
-            args, kwargs = private_arguments(call.args, call.kwargs)
-        else:
-            args, kwargs = read_only.arguments(call)
+        try:
+            if read_only is None:
+                args, kwargs = private_arguments(call.args, call.kwargs)
+            else:
+                args, kwargs = read_only.arguments(call)
+        except Exception as error:
+            error.add_note(f"while an argument of {method!r} was copied, as on the way to another process")
+            raise
         token = enter_site(self._site)
         try:
             value = self._method(method, role)(*args, **kwargs)
@@ -79,7 +83,11 @@ class LocalRank:
             leave_site(token)
         if read_only is not None:
             check_unwritten((args, kwargs))
-        return private_copy(value)
+        try:
+            return private_copy(value)
+        except Exception as error:
+            error.add_note(f"while the answer of {method!r} was copied, as on the way to another process")
+            raise
 
     def close(self) -> None:
         """Drop the user's object."""
