@@ -64,6 +64,14 @@ CONSTRUCTIONS: list[tuple[Callable[[], object], type[Exception], str]] = [
     ),
     (lambda: list_of_dict_to_dict_of_list(wrong([1])), e.NotADictError, "number 0 must be a dict, got int"),
     (lambda: serialize_tensordict(wrong({"a": 1})), e.NotATensorDictError, "td must be a TensorDict"),
+    (lambda: ops.get_tensordict(wrong([1])), e.NotADictError, "tensor_dict must be a dict, got list"),
+    (lambda: ops.get_tensordict(wrong({5: [1]})), e.KeyTypeError, "got 5"),
+    (lambda: ops.assert_tensordict_eq(wrong(None), wrong(None)), e.NotATensorDictError, "td1 must be"),
+    (
+        lambda: ops.concat_tensordict(wrong(None)),
+        e.NotATensorDictError,
+        "each part must be a TensorDict, got",
+    ),
     (lambda: ops.contiguous(wrong({"a": 1})), e.NotATensorDictError, "data must be a TensorDict"),
     (lambda: ops.maybe_fix_3d_position_ids(wrong({})), e.NotATensorDictError, "data must be a TensorDict"),
     (

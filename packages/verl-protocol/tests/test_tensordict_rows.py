@@ -32,6 +32,12 @@ def test_concat_of_chunks_is_the_same(num_rows: int) -> None:
     ops.assert_tensordict_eq(ops.concat_tensordict(ops.chunk_tensordict(data, num_rows)), data)
 
 
+def test_parts_may_come_from_a_generator() -> None:
+    data = full_tensordict(4, k=1)
+    whole = ops.concat_tensordict(part for part in ops.chunk_tensordict(data, 2))  # type: ignore[arg-type]
+    ops.assert_tensordict_eq(whole, data)
+
+
 def test_equal_entries_stay_a_column() -> None:
     data = ops.get_tensordict({"a": torch.zeros(4), "s": ["a", "a", "b", "c"]})
     for parts in (ops.chunk_tensordict(data, 2), [data[:2], data[2:]], ops.chunk_tensordict(data, 4)):

@@ -34,12 +34,17 @@ def tensor_columns(tensors: Mapping[str, Any] | None) -> dict[str, torch.Tensor]
         ColumnTypeError, ScalarColumnError, StridedNestedError: a value that has no rows, by its key.
         DeviceMixError: tensors on several devices.
     """
-    checked = {key: _tensor_column(key, value) for key, value in _checked_dict("tensors", tensors).items()}
+    checked = {key: _tensor_column(key, value) for key, value in checked_dict("tensors", tensors).items()}
     check_devices(checked)
     return checked
 
 
-def _checked_dict(argument: str, given: Any) -> Mapping[str, Any]:
+def checked_dict(argument: str, given: Any) -> Mapping[str, Any]:
+    """`given`, or an empty dict for None.
+
+    Raises:
+        NotADictError, KeyTypeError: it is no dict whose keys can name columns.
+    """
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -84,7 +89,7 @@ def array_columns(non_tensors: Mapping[str, Any] | None) -> dict[str, NDArray[An
     Raises:
         ColumnTypeError, ScalarColumnError: a value that has no rows, by its key.
     """
-    given = _checked_dict("non_tensors", non_tensors)
+    given = checked_dict("non_tensors", non_tensors)
     return {key: array_column(key, value) for key, value in given.items()}
 
 

@@ -6,7 +6,7 @@ TensorDicts go through a batch, so that both give the same answers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,9 +42,12 @@ def checked_parts(data: Sequence[Any]) -> list[TensorDict]:
     """
     if is_tensordict(data):
         raise LoneTensorDictError
-    if not len(data):
+    if not isinstance(data, Iterable):
+        raise NotATensorDictError("each part", data)
+    parts = [checked_tensordict(f"data[{place}]", part) for place, part in enumerate(data)]
+    if not parts:
         raise NothingToConcatError
-    return [checked_tensordict(f"data[{place}]", part) for place, part in enumerate(data)]
+    return parts
 
 
 def has_rows(tensordict: TensorDict) -> bool:

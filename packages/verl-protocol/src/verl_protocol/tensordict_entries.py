@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from verl_protocol.columns import check_columns
+from verl_protocol.columns import check_columns, checked_dict
 from verl_protocol.errors import (
     ColumnTypeError,
     KeyCollisionError,
@@ -38,6 +38,7 @@ def get_tensordict(
         RowCountError: columns with different numbers of rows.
         ColumnTypeError: a value that has no rows.
         KeyCollisionError: a key in both dicts.
+        NotADictError, KeyTypeError: no dict whose keys can name columns.
 
     >>> data = get_tensordict({"a": torch.zeros(2, 3), "s": ["x", "y"]}, {"step": 1})
     >>> get(data, "s"), get(data, "step")
@@ -45,7 +46,7 @@ def get_tensordict(
     """
     from tensordict import TensorDict
 
-    columns = {key: _column(key, value) for key, value in tensor_dict.items()}
+    columns = {key: _column(key, value) for key, value in checked_dict("tensor_dict", tensor_dict).items()}
     others = copy_meta(non_tensor_dict)
     if common := sorted(set(columns) & set(others)):
         raise KeyCollisionError(common, "a column and data without rows")
