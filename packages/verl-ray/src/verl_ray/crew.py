@@ -88,6 +88,7 @@ class Crew:
         self._broken: Breakage | None = None
         self._closed = False
         self._lock = threading.RLock()
+        self.sending = threading.Lock()
 
     @classmethod
     def attached(

@@ -77,12 +77,14 @@ class Executor:
         remotes = self._remotes_of(plan.method, with_rows, transport)
         generation = self._crew.generation
         pendings = []
-        for call, arguments in zip(plan.calls, given, strict=True):
-            ref = remotes[call.rank].remote(*arguments)
-            value_ref, rows_ref = ref if with_rows else (ref, None)
-            if counts_rows and not with_rows:
-                rows_ref = self._crew.handles[call.rank].__ray_call__.remote(count_rows, value_ref)
-            pendings.append(Pending(call.rank, value_ref, rows_ref, generation))
+        # All ranks get the calls of several threads in one order, or two calls could wait for each other.
+        with self._crew.sending:
+            for call, arguments in zip(plan.calls, given, strict=True):
+                ref = remotes[call.rank].remote(*arguments)
+                value_ref, rows_ref = ref if with_rows else (ref, None)
+                if counts_rows and not with_rows:
+                    rows_ref = self._crew.handles[call.rank].__ray_call__.remote(count_rows, value_ref)
+                pendings.append(Pending(call.rank, value_ref, rows_ref, generation))
         return pendings
 
     def _packed(
