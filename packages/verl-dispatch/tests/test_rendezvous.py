@@ -225,6 +225,10 @@ def test_a_group_of_one_needs_nobody() -> None:
         (lambda group: group.all_reduce(torch.ones(1), "average"), "op='average'.*sum, mean"),
         (lambda group: group.broadcast(torch.ones(1), 2), "source=2.*0 to 1"),
         (lambda group: group.broadcast(torch.ones(1), -1), "source=-1"),
+        (lambda group: group.broadcast(torch.ones(1), "0"), "source='0'.*0 to 1"),
+        (lambda group: group.broadcast([1], 0), r"tensor=\[1\], expected a tensor"),
+        (lambda group: group.all_reduce(3), "tensor=3, expected a tensor"),
+        (lambda group: group.all_gather(None), "tensor=None, expected a tensor; all_gather_object"),
     ],
 )
 def test_arguments_are_checked_before_anybody_waits(

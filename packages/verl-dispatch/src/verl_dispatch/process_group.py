@@ -69,8 +69,9 @@ class ProcessGroup(ABC):
         """Reduce `tensor` over the ranks, in place, and return it.
 
         Raises:
-            InvalidCollectiveError: `op` is none of sum, mean, max, min, product.
+            InvalidCollectiveError: no tensor, or `op` is none of sum, mean, max, min, product.
         """
+        _check_tensor(tensor)
         if op not in _OPS:
             raise InvalidCollectiveError("op", op, f"one of {', '.join(_OPS)}")
         if self.world_size > 1:
@@ -79,6 +80,7 @@ class ProcessGroup(ABC):
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's `tensor`, in rank order; shapes must agree. The results are copies."""
+        _check_tensor(tensor)
         if self.world_size == 1:
             return [tensor.detach().clone()]
         return self._all_gather(tensor)
@@ -89,7 +91,8 @@ class ProcessGroup(ABC):
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Overwrite `tensor` with that of rank `source`, in place, and return it."""
-        if not 0 <= source < self.world_size:
+        _check_tensor(tensor)
+        if source not in range(self.world_size):
             raise InvalidCollectiveError("source", source, f"a rank, 0 to {self.world_size - 1}")
         if self.world_size > 1:
             self._broadcast(tensor, source)
@@ -229,6 +232,11 @@ class TorchProcessGroup(ProcessGroup):
     def _barrier(self) -> None:
         # dist.barrier would pick the GPU where there is one, and ranks may share it.
         self._distributed().all_reduce(torch.zeros(1))
+
+
+def _check_tensor(value: object) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise InvalidCollectiveError("tensor", value, "a tensor; all_gather_object takes anything")
 
 
 def reduce_in_rank_order(parts: list[torch.Tensor], op: ReduceOp) -> torch.Tensor:
