@@ -274,6 +274,7 @@ def test_answers_that_do_not_fit_together_name_method_and_ranks(
     with pytest.raises(AnswersDifferError, match=f"of 'answer' cannot be joined.*{problem}") as caught:
         ready(method(batch(3 if padded else 4)))
     assert "part 1 is the answer of rank 3" in str(caught.value)
+    assert ("belongs in meta_info['metrics']" in str(caught.value)) == (what == "meta")
     assert caught.value.__cause__ is not None
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from verl_protocol import errors as protocol_errors
+
 __all__ = [
     "AnswerNotBatchError",
     "AnswerRowsError",
@@ -230,7 +232,12 @@ class AnswersDifferError(_Facts, ValueError, TypeError):
     def __init__(self, method: str, ranks: Sequence[int], cause: BaseException) -> None:
         first = ", ".join(f"part {part} is the answer of rank {rank}" for part, rank in enumerate(ranks[:8]))
         more = ", and so on" if len(ranks) > 8 else ""
-        super().__init__(f"the answers of {method!r} cannot be joined: {cause}; {first}{more}")
+        ways = (
+            "; what each rank has of its own belongs in meta_info['metrics']"
+            if isinstance(cause, protocol_errors.MetaConflictError)
+            else ""
+        )
+        super().__init__(f"the answers of {method!r} cannot be joined: {cause}; {first}{more}{ways}")
 
 
 class AnswerRowsError(_Facts, ValueError):
