@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from verl_protocol import DataProto
+from verl_protocol import DataProto, errors
 from verl_protocol.columns import jagged_of
 
 
@@ -85,3 +85,22 @@ def test_unique_nbytes_counts_memory() -> None:
     assert data.unique_nbytes() == 256 + 32
     shared = DataProto.from_dict(non_tensors={"image": [np.zeros(1000)]}).repeat(4, interleave=False)
     assert shared.unique_nbytes() == shared.nbytes() == 8000
+
+
+def test_the_repr_of_an_item_is_bounded() -> None:
+    columns = {f"c{at}": torch.ones(1, 1000) for at in range(100)}
+    item = DataProto.from_dict({"a": torch.ones(1, 1000)}, {"s": ["x" * 10**6]}, {"step": 1})[0]
+    text = repr(item)
+    assert text.startswith("DataProtoItem(\n  a: float32[1000] on cpu\n  s: 'xxx")
+    assert text.endswith("\n  meta_info: {'step': 1})")
+    assert len(text) < 300
+    assert "... and 60 more columns" in repr(DataProto.from_dict(columns)[0])
+
+
+def test_errors_about_many_columns_are_bounded() -> None:
+    columns = {f"c{at}": torch.ones(2) for at in range(3000)}
+    with pytest.raises(errors.UnknownKeyError, match=r"'c1032'\] and 2960 more$") as unknown:
+        DataProto.from_dict(columns).tensor("zz")
+    with pytest.raises(errors.RowCountError, match="'odd' has 3, and so on for 2995 more") as rows:
+        DataProto.from_dict({**columns, "odd": torch.ones(3)})
+    assert max(len(str(error.value)) for error in (unknown, rows)) < 600

@@ -245,3 +245,9 @@ def test_union_numpy_dict_writes_into_the_first_after_checking() -> None:
     assert set(first) == {"a", "b"}
     with pytest.raises(TypeError, match="'d' must be an array"):
         union_numpy_dict(first, {"d": [1, 2]})  # type: ignore[dict-item]
+
+
+def test_rows_decide_about_the_dtype_of_an_array() -> None:
+    parts = [DataProto.from_dict(None, {"s": column}) for column in (np.array([]), np.array(["ab"]))]
+    for order in (parts, parts[::-1]):
+        assert DataProto.concat(order).non_tensor_batch["s"].dtype == "<U2"

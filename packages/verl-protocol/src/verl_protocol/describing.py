@@ -49,12 +49,23 @@ def _dtype(column: torch.Tensor) -> str:
 def describe(data: BatchState) -> str:
     """A bounded repr: rows, columns with shape, dtype and device, the keys of meta_info."""
     columns = {**data._columns(), **data.non_tensor_batch}
-    lines = [f"  {key}: {describe_column(column)}" for key, column in list(columns.items())[:MOST_LINES]]
-    if len(columns) > MOST_LINES:
-        lines.append(f"  ... and {len(columns) - MOST_LINES} more columns")
-    meta = f"  meta_info: {reprlib.repr(data.meta_info)}"
     rows = data._row_count()
-    return "\n".join([f"{type(data).__name__}({rows} row{'' if rows == 1 else 's'}", *lines, meta + ")"])
+    head = f"{type(data).__name__}({rows} row{'' if rows == 1 else 's'}"
+    return "\n".join([head, *_lines({key: describe_column(column) for key, column in columns.items()}, data)])
+
+
+def describe_item(item: BatchState) -> str:
+    """A bounded repr of one row: tensors with shape, dtype and device, objects as far as they are short."""
+    tensors = {key: describe_column(tensor) for key, tensor in item._columns().items()}
+    objects = {key: short(value) for key, value in item.non_tensor_batch.items()}
+    return "\n".join([f"{type(item).__name__}(", *_lines({**tensors, **objects}, item)])
+
+
+def _lines(described: Mapping[str, str], data: BatchState) -> Iterator[str]:
+    yield from (f"  {key}: {text}" for key, text in list(described.items())[:MOST_LINES])
+    if len(described) > MOST_LINES:
+        yield f"  ... and {len(described) - MOST_LINES} more columns"
+    yield f"  meta_info: {reprlib.repr(data.meta_info)})"
 
 
 def data_info(data: BatchState) -> str:

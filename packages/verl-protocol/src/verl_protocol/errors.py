@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,15 @@ _SHORT.maxlist = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxtuple = 6
 def short(value: object) -> str:
     """A bounded `repr` for messages."""
     return _SHORT.repr(value)
+
+
+_FEW, _MANY = 5, 40
+
+
+def _names(keys: Iterable[str]) -> str:
+    """Keys in order, as many as one can read."""
+    names = sorted(map(str, keys))
+    return f"{names[:_MANY]}" + (f" and {len(names) - _MANY} more" if len(names) > _MANY else "")
 
 
 class InvalidIndexError(TypeError, IndexError):
@@ -136,8 +146,23 @@ class RowCountError(ValueError):
     """Columns of one batch that have different numbers of rows."""
 
     def __init__(self, counts: Mapping[str, int], way_out: str = "") -> None:
-        listed = ", ".join(f"{key!r} has {count}" for key, count in counts.items())
-        super().__init__(f"columns differ in their number of rows: {listed}" + (way_out and f"; {way_out}"))
+        shown = _few_of_each(counts)
+        listed = ", ".join(f"{key!r} has {count}" for key, count in shown.items())
+        more = f", and so on for {len(counts) - len(shown)} more" if len(shown) < len(counts) else ""
+        super().__init__(
+            f"columns differ in their number of rows: {listed}{more}" + (way_out and f"; {way_out}")
+        )
+
+
+def _few_of_each(counts: Mapping[str, int]) -> dict[str, int]:
+    """A few keys of each count, in their order."""
+    met: Counter[int] = Counter()
+    shown = {}
+    for key, count in counts.items():
+        met[count] += 1
+        if met[count] <= _FEW:
+            shown[key] = count
+    return shown
 
 
 class MetaConflictError(ValueError):
@@ -226,9 +251,7 @@ class UnknownKeyError(KeyError):
     """A key that the batch does not have."""
 
     def __init__(self, keys: Sequence[str], kind: str, known: Iterable[str]) -> None:
-        self.message = (
-            f"no {kind} {', '.join(repr(key) for key in keys)}; there are {sorted(map(str, known))}"
-        )
+        self.message = f"no {kind} {', '.join(repr(key) for key in keys)}; there are {_names(known)}"
         super().__init__(self.message)
 
     def __str__(self) -> str:

@@ -11,6 +11,7 @@ import torch
 from verl_protocol import jagged
 from verl_protocol.columns import column_of, column_of_tensors
 from verl_protocol.conversion import list_of_dict_to_dict_of_list, row_of
+from verl_protocol.describing import describe_item
 from verl_protocol.equality import equal
 from verl_protocol.errors import NothingToConcatError
 from verl_protocol.metadata import METRICS, copy_meta, merge_meta
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from verl_protocol.batch import DataProto
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class DataProtoItem(BatchState):
     """One row of a batch: a TensorDict without batch dimension, the row's objects, and the meta_info."""
 
@@ -29,6 +30,9 @@ class DataProtoItem(BatchState):
     batch: BatchField = BatchField()  # noqa: RUF009 - a descriptor, no default that instances share
     non_tensor_batch: dict[str, Any] = field(default_factory=dict)
     meta_info: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return describe_item(self)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DataProtoItem):

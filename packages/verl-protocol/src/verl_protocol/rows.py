@@ -163,7 +163,8 @@ def _concat(columns: Sequence[Any]) -> Any:
     if isinstance(first, torch.Tensor):
         return jagged.concat_jagged(columns) if first.is_nested else jagged.concat_dense(columns)
     if isinstance(first, np.ndarray):
-        return np.concatenate(columns)
+        # Rows decide about the dtype: an empty list made an array says float64.
+        return np.concatenate([column for column in columns if len(column)] or columns[:1])
     return nested.concat_rows(columns, _concat)
 
 
