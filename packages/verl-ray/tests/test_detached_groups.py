@@ -83,6 +83,15 @@ def test_handles_keep_their_order_and_may_come_twice(detached: RayWorkerGroup[Co
     assert attached.world_size == 3
 
 
+def test_a_name_in_use_is_refused_and_its_owner_lives_on(detached: RayWorkerGroup[Counter]) -> None:
+    assert isinstance(detached.resource_pool, RayResourcePool)
+    template = RayClassWithInitArgs(Counter)
+    with pytest.raises(ValueError, match=r"'lasting_Counter_0'.*another name_prefix.*from_detached"):
+        RayWorkerGroup(detached.resource_pool, template, detached=True, name_prefix="lasting")
+    assert detached.resource_pool.owners() == ["lasting"]
+    assert len(detached.add()) == 4
+
+
 def test_only_the_detached_group_is_detached(detached: RayWorkerGroup[Counter]) -> None:
     assert isinstance(detached.resource_pool, RayResourcePool)
     with RayWorkerGroup(detached.resource_pool, RayClassWithInitArgs(Counter)) as other:

@@ -214,6 +214,15 @@ def test_gpu_workers_see_their_own_device() -> None:
             assert cpu_group.environment("CUDA_VISIBLE_DEVICES") == ["", ""]
 
 
+def test_the_group_says_which_accelerator_a_pool_means() -> None:
+    with (
+        RayResourcePool([2]) as places,
+        RayWorkerGroup(places, RayClassWithInitArgs(Plain), device_name="npu") as group,
+    ):
+        assert places.accelerator == "NPU"
+        assert set(group.environment("ASCEND_RT_VISIBLE_DEVICES")) == {"0", "1"}
+
+
 def test_an_exception_in_the_block_ends_the_workers() -> None:
     with pool() as places:
         with pytest.raises(KeyboardInterrupt), RayWorkerGroup(places, RayClassWithInitArgs(Plain)) as group:

@@ -178,6 +178,7 @@ def test_the_slowest_rank_is_the_one_ready_last() -> None:
         group_errors.UnsupportedOptionError("use_gpu", True, "False"),
         group_errors.DetachedGroupError("g"),
         group_errors.AttachError("problem", "advice"),
+        group_errors.WorkerNameTaken("g", "g_A_0"),
         group_errors.UnknownRolesError(["x"], ["a"]),
         group_errors.NotTheOwnerError("g", "restart", "reason"),
         group_errors.StartTimeout("g", 3.0, [1]),

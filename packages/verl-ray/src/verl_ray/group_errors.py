@@ -22,6 +22,7 @@ __all__ = [
     "UnknownKeywordError",
     "UnknownRolesError",
     "UnsupportedOptionError",
+    "WorkerNameTaken",
 ]
 
 
@@ -99,6 +100,18 @@ class DetachedGroupError(_Remade, ValueError):
         super().__init__(
             f"group {group!r}: detached workers need a detached pool, or Ray ends them with the pool; "
             "make the pool with RayResourcePool(..., detached=True)"
+        )
+
+
+class WorkerNameTaken(_Remade, ValueError):
+    """A worker of another group has the name that a worker of this one would get."""
+
+    def __init__(self, group: str, name: str) -> None:
+        self.facts = (group, name)
+        super().__init__(
+            f"group {group!r} cannot start a worker named {name!r}: one of that name lives already; choose "
+            "another name_prefix, attach to it with RayWorkerGroup.from_detached(worker_names=[...]), or end "
+            "it with destroy_detached([...])"
         )
 
 

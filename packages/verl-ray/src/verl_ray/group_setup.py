@@ -68,7 +68,8 @@ class GroupRequest:
     @property
     def accelerator(self) -> str | None:
         """The Ray resource that each worker gets a share of."""
-        return None if self.use_gpu is False else self.pool.accelerator
+        # Until the pool is placed it does not know the device that this group says.
+        return None if self.use_gpu is False else self.pool.spec.accelerator_on(self.device_name)
 
     def runtime_env(self) -> dict[str, Any]:
         """The runtime environment of every actor; empty where the user asked for nothing, which starts
@@ -89,14 +90,14 @@ class GroupRequest:
         variables = {"env_vars": asked} if asked else {}
         return merge_runtime_env(options=given, worker_env=variables, worker_nsight_options=profiler)
 
-    def options(self) -> dict[str, Any]:
-        """Ray options that all actors of the group have in common."""
+    def options(self, runtime_env: Mapping[str, Any]) -> dict[str, Any]:
+        """Ray options that all actors of the group have in common, once the pool is placed."""
         user = self.template.actor_options()
         share = self.pool.worker_options()
         if self.accelerator is None:
             share = {"num_cpus": share["num_cpus"], "num_gpus": 0}
         resources = {**share.get("resources", {}), **user.get("resources", {})}
-        options = {**share, **user, "runtime_env": self.runtime_env()}
+        options = {**share, **user, "runtime_env": dict(runtime_env)}
         if resources:
             options["resources"] = resources
         if self.detached:
@@ -141,16 +142,17 @@ def hire(request: GroupRequest) -> Crew:
         ResourceUnavailable: the cluster cannot place the pool, or the pool has no room for another group.
     """
     pool = request.pool
-    find_places = partial(_find_places, request, request.options(), request.worker_names())
+    find_places = partial(_find_places, request, request.runtime_env(), request.worker_names())
     return Crew(request.name, find_places, lambda: pool.closed, request.grace_s)
 
 
-def _find_places(request: GroupRequest, options: Mapping[str, Any], names: tuple[str, ...]) -> Places:
+def _find_places(request: GroupRequest, runtime_env: Mapping[str, Any], names: tuple[str, ...]) -> Places:
     """Take a share of the pool's slots, which are reserved first where they are not, or not any more."""
     begin = time.perf_counter()
     pool = request.pool
     slots = pool.place(request.strategy, request.device_name)
     placement_s = time.perf_counter() - begin
+    options = request.options(runtime_env)
     spec = LaunchSpec(
         group=request.name,
         template=request.template,

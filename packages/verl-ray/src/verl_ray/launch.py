@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayTaskError
+from ray.exceptions import ActorAlreadyExistsError, GetTimeoutError, RayTaskError
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.plan import RankCall, SharedObject
 
@@ -22,7 +22,7 @@ from verl_ray.actor import RayClassWithInitArgs
 from verl_ray.cluster import actor_state
 from verl_ray.errors import ResourceUnavailable
 from verl_ray.failures import describe_failures, survey
-from verl_ray.group_errors import NodeLost, StartTimeout
+from verl_ray.group_errors import NodeLost, StartTimeout, WorkerNameTaken
 from verl_ray.host import Assignment, WorkerReport
 from verl_ray.message import ONE_READER
 from verl_ray.rendezvous import Rendezvous, RendezvousRequest
@@ -103,13 +103,20 @@ def launch(spec: LaunchSpec, number: int) -> Launched:
     handles: list[Any] = []
     try:
         for options, name in zip(spec.options, names, strict=True):
-            handles.append(spec.template.remote({**options, "name": name}))
+            handles.append(_start_actor(spec, options, name))
         meeting = handles[0]._verl_open_rendezvous.remote(spec.rendezvous)
         set_ups = _send_set_ups(spec, handles, meeting)
     except BaseException:
         kill(handles)
         raise
     return Launched(tuple(handles), names, meeting, set_ups, requested_at, deadline)
+
+
+def _start_actor(spec: LaunchSpec, options: Mapping[str, Any], name: str) -> Any:
+    try:
+        return spec.template.remote({**options, "name": name})
+    except ActorAlreadyExistsError:
+        raise WorkerNameTaken(spec.group, name) from None
 
 
 def _send_set_ups(spec: LaunchSpec, handles: Sequence[Any], meeting: Any) -> tuple[Any, ...]:
