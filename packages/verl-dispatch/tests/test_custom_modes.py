@@ -316,3 +316,16 @@ def test_a_strategy_must_be_a_function() -> None:
     with pytest.raises(TypeError, match="select_ranks must be a function"):
         register_execute_mode("NEVER", [0, 1])  # type: ignore[arg-type]
     assert Execute.from_name("NEVER") is None
+
+
+@pytest.mark.parametrize("broken", ["dispatch_fn", "collect_fn"])
+@pytest.mark.parametrize("blocking", [True, False])
+def test_an_error_of_a_custom_function_says_which_function_and_method(broken: str, blocking: bool) -> None:
+    def fail(*_: Any) -> Any:
+        raise LookupError("of the user")
+
+    functions: Any = {"dispatch_fn": dispatch_one_to_all, "collect_fn": lambda group, output: output}
+    group: Any = LocalWorkerGroup(echo({**functions, broken: fail}, blocking=blocking), 2)
+    with pytest.raises(LookupError, match="of the user") as caught:
+        group.f(1)
+    assert caught.value.__notes__ == [f"in the {broken} of the custom mode of method 'f'"]

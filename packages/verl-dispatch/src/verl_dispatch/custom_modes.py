@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,6 +24,16 @@ if TYPE_CHECKING:
 __all__ = ["CustomCollector", "plan_custom"]
 
 
+@contextmanager
+def _noted(function: str, method: str) -> Iterator[None]:
+    """Has an error of the user's function say which one it was."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in the {function} of the custom mode of method {method!r}")
+        raise
+
+
 @dataclass(frozen=True, slots=True)
 class CustomCollector:
     """Calls the user's `collect_fn(group, outputs)`; padding and order of batches split for it are undone.
@@ -40,21 +51,22 @@ class CustomCollector:
 
     def collect(self, outputs: Sequence[Any]) -> Any:
         """What `collect_fn` makes of the answers, in input order."""
-        if self.single:
-            return self.collect_fn(self.group, outputs[0])
         if self.layout is None:
-            return self.collect_fn(self.group, list(outputs))
-        kept = trimmed(self.method, self.ranks, self.layout, outputs)
-        result = self.collect_fn(self.group, kept)
+            return self._made_of(outputs)
+        result = self._made_of(trimmed(self.method, self.ranks, self.layout, outputs))
         return in_input_order(result, self.layout.order) if is_batch(result) else result
 
     def arrange(self, futures: Sequence[Any]) -> Any:
         """What `collect_fn` makes of the futures; the workers have taken the padding off."""
-        result = self.collect_fn(self.group, futures[0] if self.single else list(futures))
+        result = self._made_of(futures)
         order = self.layout.order if self.layout else None
         if order is None or not isinstance(result, DataProtoFuture):
             return result
         return DataProtoFuture(_InInputOrder(order), [result])
+
+    def _made_of(self, outputs: Sequence[Any]) -> Any:
+        with _noted("collect_fn", self.method):
+            return self.collect_fn(self.group, outputs[0] if self.single else list(outputs))
 
     def part(self, index: int, output: Any) -> Any:
         """One answer, without padding rows."""
@@ -89,7 +101,8 @@ def plan_custom(
     Raises:
         DispatchResultError: it returned nothing that a call per worker can be made of.
     """
-    with call_scope(context.method.labels, context.options) as scope:
+    scoped = call_scope(context.method.labels, context.options)
+    with _noted("dispatch_fn", context.method.name), scoped as scope:
         result = dispatch_fn(context.group, *args, **kwargs)
     if context.options.splits and not scope.asked:
         problem = f"the dispatch_fn of {context.method.name!r} calls no function here that splits batches"
