@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ray._private import internal_api
+import ray
 from verl_protocol import DataProto
+
+_STORE = "object_store_memory"
 
 SETTLE_S = 2.0
 """Ray lets go of objects a little after their last reader."""
 
 
 def stored_mib() -> float:
-    """Megabytes that the object store holds."""
-    summary_of: Any = internal_api.memory_summary
-    found = re.search(r"Plasma memory usage ([\d.]+) MiB", summary_of(stats_only=True))
-    return float(found.group(1)) if found else float("nan")
+    """Megabytes that the object store holds, as Ray last reported them."""
+    untyped: Any = ray
+    total, free = untyped.cluster_resources(), untyped.available_resources()
+    return float(total[_STORE] - free.get(_STORE, 0.0)) / 2**20
 
 
 def resident_mib() -> float:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -131,6 +133,38 @@ def test_nothing_of_blocking_calls_is_held(group: RayWorkerGroup[Reader]) -> Non
     while num_references() > before and time.monotonic() < deadline:
         time.sleep(0.1)
     assert num_references() <= before
+
+
+def test_memory_is_flat_over_many_calls(group: RayWorkerGroup[Reader]) -> None:
+    def both_ways(times: int) -> None:
+        for _ in range(times):
+            assert len(group.rows(data)) == 64
+            assert group.values(group.make(data))[0][0] == 0
+
+    data = batch(64, 1 << 12)  # 2 MB
+    both_ways(10)
+    settled_mib(2.0)
+    before = resident_mib()
+    both_ways(100)
+    assert settled_mib(2.0) < 2.0
+    assert resident_mib() - before < 100  # all that went either way is 800 MB
+
+
+def settled_mib(limit: float) -> float:
+    """Megabytes in the object store, once they are below the limit or some time has passed."""
+    untyped: Any = ray
+    deadline = time.monotonic() + 20
+    while True:
+        total, free = untyped.cluster_resources(), untyped.available_resources()
+        stored = (total["object_store_memory"] - free.get("object_store_memory", 0.0)) / 2**20
+        if stored < limit or time.monotonic() > deadline:
+            return float(stored)
+        time.sleep(0.1)
+
+
+def resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def num_references() -> int:
