@@ -159,6 +159,16 @@ def test_tensors_are_found_wherever_they_are() -> None:
     assert torch.equal(got.notes["deep"][0][1]["x"], weight + 2)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_tensors_in_arrays_of_objects_are_counted(shape: tuple[int, ...]) -> None:
+    array = np.empty(shape, dtype=object)
+    array[...] = {"x": None}
+    array[(0,) * len(shape)]["x"] = torch.ones(100)
+    assert wire.nbytes_of([array]) == 400
+    got = wire.loads(*wire.dumps([array]))[0]
+    assert (got.shape, got[(0,) * len(shape)]["x"].sum()) == (shape, 100)
+
+
 def test_a_module_of_torch_travels(transport: Transport) -> None:
     module = torch.nn.Linear(30, 20)
     got = transport(module)

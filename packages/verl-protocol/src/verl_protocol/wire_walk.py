@@ -51,7 +51,8 @@ def _children(value: Any) -> Iterable[tuple[object, Any]]:
     if isinstance(value, Mapping) or is_tensordict(value):
         return tensordict_entries(value) if is_tensordict(value) else value.items()
     if isinstance(value, np.ndarray):
-        return _items(value.tolist()) if value.dtype == object else ()
+        # Of an array without dimensions `tolist` gives the object itself.
+        return _items(np.atleast_1d(value).tolist()) if value.dtype == object else ()
     if isinstance(value, (list, tuple)):
         return _items(value)
     if is_jagged(value):
