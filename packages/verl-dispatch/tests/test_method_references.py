@@ -85,6 +85,26 @@ def test_only_methods_of_a_worker_can_be_registered(kind: Any) -> None:
         LocalWorkerGroup(cls, 1)
 
 
+@pytest.mark.parametrize("function", [lambda: 1, lambda *, x=1: x, lambda **named: named])
+def test_a_method_takes_its_worker(function: Any) -> None:
+    odd = type("Odd", (Worker,), {"odd": register(dispatch_mode=Dispatch.ONE_TO_ALL)(function)})
+    with pytest.raises(NoInstanceMethodError, match=r"Odd.odd is registered, but is a function without self"):
+        LocalWorkerGroup(odd, 1)
+
+
+def test_any_name_is_a_keyword_of_a_method() -> None:
+    class Named(Worker):
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def f(me, /, **named: int) -> dict[str, int]:  # noqa: N805
+            return named
+
+    group: Any = LocalWorkerGroup(Named, 1)
+    named = {"self": 1, "method": 2, "args": 3, "group": 4}
+    assert group.f(**named) == group.f.call(**named) == group.f.submit(**named).result() == [named]
+    assert list(group.f.stream(**named)) == [(0, named)]
+    assert group.f.plan(**named).calls[0].kwargs == named
+
+
 def test_the_types_of_a_mode_change_nothing_at_run_time() -> None:
     class Adding(Mode[Arg, Res, Ref[Res]]):
         """Arguments to all; the sum of the answers."""

@@ -18,7 +18,7 @@ from verl_dispatch import (
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
-from verl_dispatch.errors import RefusedPairError
+from verl_dispatch.errors import RefusedPairError, RegisterOptionError
 from verl_dispatch.register import register_options
 from verl_protocol import DataProto, DataProtoFuture
 
@@ -144,6 +144,23 @@ def test_what_is_no_mode_is_refused_at_decoration(mode: Any) -> None:
 def test_what_is_no_execute_mode_is_refused_at_decoration(mode: Any) -> None:
     with pytest.raises(TypeError, match=r"execute_mode must be .*\(known: ALL, RANK_ZERO\)"):
         register(execute_mode=mode)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("blocking", "no", "True or False"),
+        ("blocking", 0, "True or False"),
+        ("blocking", None, "True or False"),
+        ("materialize_futures", "yes", "True or False"),
+        ("read_only", 1, "True or False"),
+        ("tensor_transport", 5, "the name of a transport, or None"),
+    ],
+)
+def test_an_option_of_a_wrong_kind_is_refused_at_decoration(option: str, value: Any, expected: str) -> None:
+    options: Any = {"dispatch_mode": Dispatch.ONE_TO_ALL, option: value}
+    with pytest.raises(RegisterOptionError, match=f"{option} of register is {value!r}, expected {expected}"):
+        register(**options)
 
 
 def test_a_member_without_functions_is_refused_at_decoration() -> None:

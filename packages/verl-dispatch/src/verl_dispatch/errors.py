@@ -27,6 +27,7 @@ __all__ = [
     "NotPicklableError",
     "RankSetError",
     "RefusedPairError",
+    "RegisterOptionError",
     "ReservedNameError",
     "SelectedRanksError",
     "UnequalRowsError",
@@ -109,6 +110,13 @@ class IncompletePairError(_Facts, ValueError, TypeError):
             f"dispatch mode {mode} needs a callable 'dispatch_fn' and a callable 'collect_fn': {problem}; "
             "give both with register_dispatch_mode, update_dispatch_mode or a dict of exactly these two keys"
         )
+
+
+class RegisterOptionError(_Facts, TypeError):
+    """An option of `register` that is not of the kind it should be."""
+
+    def __init__(self, option: str, given: object, expected: str) -> None:
+        super().__init__(f"{option} of register is {given!r}, expected {expected}")
 
 
 class RefusedPairError(_Facts, ValueError):

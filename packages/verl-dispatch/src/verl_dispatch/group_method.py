@@ -91,7 +91,7 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         self.__wrapped__ = method.function
         self.__signature__ = method.signature
 
-    def __call__(self, *args: GP.args, **kwargs: GP.kwargs) -> D_co:
+    def __call__(self, /, *args: GP.args, **kwargs: GP.kwargs) -> D_co:
         """Runs the method on the workers; waits for the result unless registered with `blocking=False`."""
         result: D_co
         if self._blocking:
@@ -100,7 +100,7 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         result = self._later(args, kwargs)
         return result
 
-    def call(self, *args: GP.args, **kwargs: GP.kwargs) -> G_co:
+    def call(self, /, *args: GP.args, **kwargs: GP.kwargs) -> G_co:
         """Runs the method and waits for its result.
 
         Raises:
@@ -117,18 +117,18 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         result = plan.collect.collect(outputs)
         return result
 
-    def submit(self, *args: GP.args, **kwargs: GP.kwargs) -> CallFuture[G_co]:
+    def submit(self, /, *args: GP.args, **kwargs: GP.kwargs) -> CallFuture[G_co]:
         """Starts the method and returns a future of its result: `result(timeout)`, or `await` it."""
         plan = self._usable_plan(args, kwargs)
         return CallFuture(self._group, plan, self._group._send(plan, self._options), self._options.timeout_s)
 
-    def stream(self, *args: GP.args, **kwargs: GP.kwargs) -> Iterator[tuple[int, R_co]]:
+    def stream(self, /, *args: GP.args, **kwargs: GP.kwargs) -> Iterator[tuple[int, R_co]]:
         """Starts the method and gives `(rank, answer)` as the answers come, padding taken off."""
         plan = self._usable_plan(args, kwargs)
         pendings = self._group._send(plan, self._options)
         return self._parts(plan, self._group._stream(plan, pendings, self._options.timeout_s))
 
-    def plan(self, *args: GP.args, **kwargs: GP.kwargs) -> CallPlan:
+    def plan(self, /, *args: GP.args, **kwargs: GP.kwargs) -> CallPlan:
         """What a call with these arguments would do; nothing is sent, unless a mesh is not known yet."""
         return self._plan(args, kwargs)
 

@@ -139,7 +139,7 @@ def registered_methods(cls: type, reserved: frozenset[str] = frozenset()) -> dic
     Raises:
         ReservedNameError: a method named like something that the group needs.
         MethodOverrideError: an override that drops or changes the registration of what it overrides.
-        NoInstanceMethodError: a registered class method or static method.
+        NoInstanceMethodError: a registered class method or static method, or one without self.
         TypeError: a mode that has lost its functions.
     """
     found: dict[str, RegisteredMethod] = {}
@@ -150,10 +150,17 @@ def registered_methods(cls: type, reserved: frozenset[str] = frozenset()) -> dic
             raise NoInstanceMethodError(cls.__qualname__, name, type(function).__name__)
         if not hasattr(function, MAGIC_ATTR):
             continue
+        if _takes_nothing(function):
+            raise NoInstanceMethodError(cls.__qualname__, name, "function without self")
         if name in reserved:
             raise ReservedNameError(name, cls.__qualname__)
         found[name] = RegisteredMethod.of(name, function)
     return found
+
+
+def _takes_nothing(function: Any) -> bool:
+    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+    return not kinds or kinds[0] in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 
 def _check_override(cls: type, name: str, function: Any) -> None:

@@ -9,7 +9,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
 
 from verl_dispatch.argument_parts import has_unresolved, resolve_parts, resolve_parts_async, trim_answer
-from verl_dispatch.errors import InvalidModeError
+from verl_dispatch.errors import InvalidModeError, RegisterOptionError
 from verl_dispatch.modes import Dispatch, Execute
 from verl_dispatch.registry import DispatchMode, check_dispatch_mode, check_execute_mode, check_pair
 
@@ -148,7 +148,7 @@ def register(
         tensor_transport: name of a direct transport for the result's tensors, where the backend has it.
 
     Raises:
-        TypeError: no mode, or a dict without two callables.
+        TypeError: no mode, a dict without two callables, or an option of a wrong kind.
         ValueError: a pair of modes that makes no sense together.
 
     Example:
@@ -162,6 +162,9 @@ def register(
     check_dispatch_mode(dispatch_mode)
     check_execute_mode(execute_mode)
     check_pair(dispatch_mode, execute_mode)
+    _check_flags(blocking=blocking, materialize_futures=materialize_futures, read_only=read_only)
+    if not isinstance(tensor_transport, str | None):
+        raise RegisterOptionError("tensor_transport", tensor_transport, "the name of a transport, or None")
     marks = {"dispatch_mode": dispatch_mode, "execute_mode": execute_mode, "blocking": blocking}
     options = RegisterOptions(materialize_futures, read_only, tensor_transport)
 
@@ -174,6 +177,12 @@ def register(
         return cast(F, wrapper)
 
     return decorate
+
+
+def _check_flags(**flags: Any) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise RegisterOptionError(name, value, "True or False")
 
 
 def register_options(function: object) -> RegisterOptions:
