@@ -456,7 +456,9 @@ def test_interruption_leaves_a_group_that_says_so(turns: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
         turns.run(method)
     assert variables() == outside
-    with pytest.raises(WorkerGroupError, match=r"broken by an interruption of 'run' .*restart\(\)"):
+    with pytest.raises(
+        WorkerGroupError, match=r"broken by an interruption of 'run' .* on ranks 1, 2; restart\(\)"
+    ):
         turns.seen()
     turns.restart()
     assert len(turns.seen()) == 3

@@ -38,7 +38,8 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     sees torchrun's variables while it runs. Calls of a rank never overlap and keep their order, async methods
     too. With `concurrent=True` each rank has a thread and ranks can meet
     through `Worker.process_group()`; the environment then stays as it is. Arguments and answers are
-    copied, as on a cluster; what a process has once, such as torch's default random generator, ranks share.
+    copied, as on a cluster; functions pass as they are, with what they close over, and what a process has
+    once, such as torch's default random generator, ranks share.
 
     Args:
         cls: the worker class, or an object with `cls`, `args` and `kwargs` such as `ClassWithInitArgs`.

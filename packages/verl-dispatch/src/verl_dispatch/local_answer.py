@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 from verl_dispatch.batches import has_rows, num_rows
-from verl_dispatch.errors import WorkerFailure, WorkerGroupError
+from verl_dispatch.errors import WorkerFailure, WorkerGroupError, _ranks
 from verl_dispatch.isolation import PrivateFuture
 from verl_dispatch.tracing import CallTimer
 
@@ -79,8 +79,7 @@ class LocalLife:
 
     def break_off(self, cause: str, ranks: Sequence[int]) -> None:
         """Have calls refused from now on; the first cause counts."""
-        shown = ", ".join(str(rank) for rank in ranks)
-        self.broken = self.broken or f"{cause} on rank {shown}"
+        self.broken = self.broken or f"{cause} on {_ranks(ranks)}"
 
 
 class LocalCall(Sequence[LocalAnswer]):
