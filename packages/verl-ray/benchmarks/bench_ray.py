@@ -121,9 +121,15 @@ class Bench:
     def _futures(self, large: Arrays, batch: DataProto) -> Iterator[Case]:
         plain, group, half, size = self.plain, self.group, self.half, megabytes(large)
         yield Case(
-            f"future into the next call, aligned {size}",
-            lambda: group.count(group.echo_later(batch)),
+            f"future into the next call, aligned {size}, read-only",
+            lambda: group.count_read_only(group.echo_later(batch)),
             lambda: plain.chain_aligned(large),
+            Aim(1.15),
+        )
+        yield Case(
+            f"future into the next call, aligned {size}, writable",
+            lambda: group.count(group.echo_later(batch)),
+            lambda: plain.chain_aligned_and_clone(large),
             Aim(1.15),
         )
         yield Case(

@@ -75,6 +75,12 @@ class PlainGroup:
         refs = self.echo_parts(arrays)
         return sum(ray.get([actor.count.remote(ref) for actor, ref in zip(self.actors, refs, strict=True)]))
 
+    def chain_aligned_and_clone(self, arrays: Arrays) -> int:
+        """Every actor clones the part that it made itself, so that it may write into it."""
+        refs = self.echo_parts(arrays)
+        pairs = zip(self.actors, refs, strict=True)
+        return sum(ray.get([actor.clone_and_count.remote(ref) for actor, ref in pairs]))
+
     def chain_rechunked(self, arrays: Arrays) -> int:
         """Half as many consumers, each of two neighbouring parts."""
         refs = self.echo_parts(arrays)
