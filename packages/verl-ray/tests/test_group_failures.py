@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from verl_dispatch import CallTimeout, Dispatch, Worker, WorkerGroupError, register
+from verl_dispatch import (
+    CallTimeout,
+    Dispatch,
+    Worker,
+    WorkerGroupError,
+    make_nd_compute_dataproto_dispatch_fn,
+    register,
+)
 from verl_protocol import DataProto
 from verl_ray import Death, RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
@@ -40,6 +47,7 @@ class Frail(Worker):
         super().__init__()
         self.given, self.state = given, 0
         self._register_dispatch_collect_info("all", self.rank, True)
+        self._register_dispatch_collect_info("copies", 0, self.rank == 0)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def fail(self, how: str, others_s: float = 600.0) -> int:
@@ -88,6 +96,12 @@ class Frail(Worker):
     def batch(self, data: DataProto) -> DataProto:
         return data
 
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("copies"), blocking=False)
+    def copied(self, data: DataProto) -> DataProto:
+        if self.rank in data.meta_info["failing"]:
+            raise KeyError("unread")
+        return data
+
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def bad_batch(self, data: DataProto) -> DataProto:
         raise KeyError("no batch")
@@ -130,6 +144,13 @@ def test_errors_say_where_and_the_group_lives_on_if_all_answered() -> None:
         assert all_failed.value.failed_ranks == [0, 1]
         with pytest.raises(WorkerGroupError, match="no batch"):
             group.bad_batch(rows(2)).get()
+        # The answer of rank 1 is read by nobody; that it failed shows all the same.
+        copies = group.copied(rows(2, failing=[1]))
+        for future in (copies, *copies.chunk(2)):
+            with pytest.raises(WorkerGroupError, match="unread") as unread:
+                future.get()
+            assert unread.value.failed_ranks == [1]
+        assert len(group.copied(rows(2, failing=[])).get()) == 2
         with pytest.raises(WorkerGroupError, match=r"'fail_all'.*\n.*rank 0 says no"):
             list(group.fail_all.stream())
         said = {"locked": "Locked: cannot travel", "two facts": "TwoFacts: 1 is not 2", "huge": "xend"}
@@ -142,8 +163,8 @@ def test_errors_say_where_and_the_group_lives_on_if_all_answered() -> None:
         assert group.ping() == [0, 1]
 
 
-def rows(count: int) -> DataProto:
-    return DataProto.from_dict(tensors={"i": torch.arange(count)})
+def rows(count: int, **meta_info: Any) -> DataProto:
+    return DataProto.from_dict(tensors={"i": torch.arange(count)}, meta_info=meta_info)
 
 
 def test_a_deadline_names_the_silent_ranks_and_the_group_stays() -> None:

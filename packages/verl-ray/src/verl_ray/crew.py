@@ -14,6 +14,7 @@ from typing import Any
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.rank_info import RankInfo
 
+from verl_ray.cluster import connection
 from verl_ray.failures import Survey, describe_failures
 from verl_ray.group_errors import NodeLost, NotTheOwnerError, StaleFutureError
 from verl_ray.health import Watch
@@ -81,6 +82,7 @@ class Crew:
         self.watches: list[Watch] = []
         self._find_places, self._pool_closed = find_places, pool_closed
         self._places = find_places() if find_places is not None else None
+        self._cluster = connection()
         self._launches = 0
         self._launched: Launched | None = None
         self._started: Started | None = None
@@ -101,8 +103,11 @@ class Crew:
 
     @property
     def closed(self) -> bool:
-        """Whether the crew was shut down, or its pool was."""
-        return self._closed or self._pool_closed()
+        """Whether the crew or its pool was shut down, or this process has left the cluster they are on."""
+        return self._closed or self._pool_closed() or self._left_cluster()
+
+    def _left_cluster(self) -> bool:
+        return self._cluster is not None and self._cluster != connection()
 
     @property
     def world_size(self) -> int:
@@ -165,12 +170,9 @@ class Crew:
         Raises:
             WorkerGroupError: the crew was shut down, or is broken.
         """
-        if self._broken is None and self._launched is None and not self._closed and not self._pool_closed():
+        if self._broken is None and self._launched is None and not self.closed:
             return
-        if self.closed:
-            raise WorkerGroupError(
-                self.name, method, reason="refused, because the group or its pool was shut down"
-            )
+        self._refuse_if_closed(method)
         self.ready()
         if self._broken is not None:
             raise WorkerGroupError(self.name, method, reason=f"refused, because the group is {self._broken}")
@@ -211,10 +213,7 @@ class Crew:
         """
         with self._lock:
             self._owned_places()
-            if self.closed:
-                raise WorkerGroupError(
-                    self.name, "restart", reason="refused, because the group or its pool was shut down"
-                )
+            self._refuse_if_closed("restart")
             self._broken = Breakage("restart", ())
             retire(self.handles, self.name, self.generation)
             self.generation += 1
@@ -246,19 +245,36 @@ class Crew:
     def _dismiss(self) -> None:
         """End the workers, and nothing else."""
         handles, self.handles, self._launched = self.handles, (), None
-        kill(handles)
+        self._kill(handles)
+
+    def _kill(self, handles: Sequence[Any]) -> None:
+        # Workers of a cluster that this process has left ended with it, or are out of reach.
+        if not self._left_cluster():
+            kill(handles)
+
+    def _refuse_if_closed(self, method: str) -> None:
+        if self._left_cluster():
+            raise WorkerGroupError(
+                self.name, method, reason="refused, because this process has left the workers' Ray cluster"
+            )
+        if self.closed:
+            raise WorkerGroupError(
+                self.name, method, reason="refused, because the group or its pool was shut down"
+            )
 
     def close(self) -> None:
         """End the workers that this crew started and give the place on the pool back. Safe to call twice."""
         with self._lock:
             was_open, self._closed = not self._closed, True
             handles, self.handles, self._launched = self.handles, (), None
-        for watch in self.watches:
-            watch.stop()
-        if was_open and self.owned:
-            kill(handles)
-        if self._places is not None:
-            self._places.share.release()
+        try:
+            if was_open and self.owned:
+                self._kill(handles)
+            for watch in self.watches:
+                watch.stop()
+        finally:
+            if self._places is not None:
+                self._places.share.release()
 
     def _owned_places(self) -> Places:
         if self._places is None:

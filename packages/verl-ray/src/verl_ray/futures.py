@@ -31,16 +31,23 @@ __all__ = ["AnswerPart", "BatchFuture", "data_future", "fetch_answers"]
 class AnswerPart:
     """One rank's answer, or its row count, as a part of a `DataProtoFuture`.
 
-    In the driver it knows the workers that make it, and is refused once they have been restarted. A copy that
-    was sent elsewhere is a bare reference.
+    In the driver it knows the workers that make it, and is refused once they have been restarted. It is not
+    there before `unread` are: the same call on ranks whose answers nobody reads, but which must not fail. A
+    copy that was sent elsewhere is a bare reference.
     """
 
-    __slots__ = ("_generation", "crew", "method", "rank", "ref")
+    __slots__ = ("_generation", "crew", "method", "rank", "ref", "unread")
 
     def __init__(
-        self, ref: Any, rank: int = 0, crew: Crew | None = None, generation: int = 0, method: str = ""
+        self,
+        ref: Any,
+        rank: int = 0,
+        crew: Crew | None = None,
+        generation: int = 0,
+        method: str = "",
+        unread: tuple[AnswerPart, ...] = (),
     ) -> None:
-        self.ref, self.rank, self.method = ref, rank, method
+        self.ref, self.rank, self.method, self.unread = ref, rank, method, unread
         # Keeps the workers alive until they have made it, also where their group has been dropped.
         self.crew, self._generation = crew, generation
 
@@ -105,6 +112,7 @@ def fetch_answers(parts: Sequence[Any], timeout: float | None = None) -> list[An
 def _fetch(parts: Sequence[Any], timeout: float | None) -> list[Any]:
     if not parts:
         return []
+    num_read, parts = len(parts), [*parts, *_unread_beside(parts)]
     crews = [part.crew if isinstance(part, AnswerPart) else None for part in parts]
     refs = [part.fresh_ref if isinstance(part, AnswerPart) else part for part in parts]
     try:
@@ -119,19 +127,28 @@ def _fetch(parts: Sequence[Any], timeout: float | None) -> list[Any]:
         if not found.errors:
             raise
         raise crew.failure(parts[mine[0]].method, ranks, found, crew.generation) from None
-    return values
+    return values[:num_read]
+
+
+def _unread_beside(parts: Sequence[Any]) -> list[AnswerPart]:
+    """The unread answers of these parts; those of one call share them."""
+    calls = {id(part.unread): part.unread for part in parts if isinstance(part, AnswerPart) and part.unread}
+    return [part for unread in calls.values() for part in unread]
 
 
 def data_future(crew: Crew, plan: CallPlan, pendings: Sequence[Pending]) -> DataProtoFuture[Any]:
     """The future of a batch mode's result."""
+
+    def part(pending: Pending, ref: Any, unread: tuple[AnswerPart, ...] = ()) -> AnswerPart:
+        return AnswerPart(ref, pending.rank, crew, pending.generation, plan.method, unread)
+
     by_rank = {pending.rank: pending for pending in pendings}
-    answers = [by_rank[rank] for rank in plan.fetched_ranks]
+    answers = [by_rank.pop(rank) for rank in plan.fetched_ranks]
+    unread = tuple(part(each, each.ref) for each in by_rank.values())
     return BatchFuture(
         plan.collect.collect,
-        [AnswerPart(each.ref, each.rank, crew, each.generation, plan.method) for each in answers],
-        row_counts=[
-            AnswerPart(each.rows_ref, each.rank, crew, each.generation, plan.method) for each in answers
-        ],
+        [part(each, each.ref, unread) for each in answers],
+        row_counts=[part(each, each.rows_ref) for each in answers],
         row_aligned=_joins_in_order(plan),
     )
 

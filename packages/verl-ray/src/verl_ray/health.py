@@ -73,6 +73,9 @@ class Watch:
             try:
                 if not self._look():
                     return
+            except SystemExit:
+                # So Ray ends whoever waits for an answer when the process leaves the cluster.
+                return
             except Exception:
                 # A watch that ends because Ray went away under it must not print a traceback at exit.
                 if not ray.is_initialized():
