@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 from verl_protocol import DataProto, union_numpy_dict
 from verl_protocol.columns import jagged_of
 from verl_protocol.nested import object_column
@@ -251,3 +251,15 @@ def test_rows_decide_about_the_dtype_of_an_array() -> None:
     parts = [DataProto.from_dict(None, {"s": column}) for column in (np.array([]), np.array(["ab"]))]
     for order in (parts, parts[::-1]):
         assert DataProto.concat(order).non_tensor_batch["s"].dtype == "<U2"
+
+
+@pytest.mark.parametrize("value", ["x", [1, 2], {"a": torch.ones(2)}], ids=repr)
+def test_one_value_for_all_rows_of_a_tensordict_stays_one(value: Any) -> None:
+    inner = TensorDict({"q": NonTensorData(value, batch_size=[4])}, [4])
+    entries = {"a": torch.arange(4), "s": NonTensorData(value, batch_size=[4]), "n": inner}
+    data = DataProto(batch=TensorDict(entries, [4]))
+    whole = DataProto.concat(data.chunk(2))
+    assert whole.equals(data)
+    assert whole.batch.get("s").batch_size == (4,)
+    other = DataProto(batch=TensorDict({**entries, "s": NonTensorData("other", batch_size=[4])}, [4]))
+    assert DataProto.concat([data[:1], other[:1]]).batch.get("s").tolist() == [value, "other"]

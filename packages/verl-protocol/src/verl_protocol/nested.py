@@ -45,11 +45,24 @@ def concat_rows(values: Sequence[Any], concat: Callable[[Sequence[Any]], Any]) -
     """The rows of all values, which are of one kind, one after the other."""
     from tensordict import NonTensorData, NonTensorStack
 
-    if all(isinstance(value, (NonTensorData, NonTensorStack)) for value in values):
-        return stack_rows([item for value in values for item in rows_of(value)])
     first, count = values[0], sum(value.shape[0] for value in values)
+    if all(isinstance(value, (NonTensorData, NonTensorStack)) for value in values):
+        if _is_one_value(values):
+            return NonTensorData(first.data, batch_size=[count, *first.batch_size[1:]])
+        return stack_rows([item for value in values for item in rows_of(value)])
     keys = list(first.keys())
     return _rebuild(first, count, {key: concat([value.get(key) for value in values]) for key in keys})
+
+
+def _is_one_value(values: Sequence[Any]) -> bool:
+    """Whether all of this non-tensor data is one and the same value for all rows."""
+    from tensordict import NonTensorStack
+
+    from verl_protocol.equality import equal
+
+    if any(isinstance(value, NonTensorStack) for value in values):
+        return False
+    return all(equal(values[0].data, value.data) for value in values[1:])
 
 
 def rows_of(value: Any) -> list[Any]:
