@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import pickle
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +64,14 @@ class Reader(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC, materialize_futures=False)
     def unread(self, data: DataProtoFuture[Any]) -> tuple[str, list[str], int]:
         return type(data).__name__, [type(part).__name__ for part in data.futures], len(data.get())
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def number(self, data: DataProto) -> Any:
+        return 7
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    async def values_async(self, data: DataProto) -> list[int]:
+        return [int(value) for value in data.tensor("x")[:, 0]]
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def write(self, data: DataProto) -> bool:
@@ -200,6 +210,21 @@ def test_writes_into_futures_that_are_only_read_are_told(
         group.write.options(read_only=True, auto_padding=padding)(future)
 
 
+@pytest.mark.parametrize("count", [8, 7, 1, 0])
+def test_async_methods_read_futures_too(group: RayWorkerGroup[Reader], count: int) -> None:
+    future = group.make.options(auto_padding=True)(batch(count, 100))
+    read = group.values_async.options(auto_padding=True)(future)
+    assert [value for part in read for value in part][:count] == list(range(count))
+    assert asyncio.run(future.aget()).tensor("x")[:, 0].tolist() == list(range(count))
+
+
+def test_answers_that_are_no_batches_are_refused_by_futures_as_ever(group: RayWorkerGroup[Reader]) -> None:
+    with pytest.raises((TypeError, ValueError)) as later:
+        group.number(batch(4)).get()
+    with pytest.raises(type(later.value), match=re.escape(str(later.value))):
+        group.number.call(batch(4))
+
+
 def test_parts_of_unequal_rows_are_cut_anew(group: RayWorkerGroup[Reader]) -> None:
     future = group.keep_some(batch(10))
     assert future.row_count() == 9
@@ -265,7 +290,13 @@ def test_workers_find_the_parts_at_hand_that_their_rows_lie_in(
 
 
 @pytest.mark.parametrize(
-    ("counts", "needed"), [([1, 5], [{0, 1}, {1}]), ([5, 0], [{0}, {0, 1}]), ([1, 0], [{0, 1}, {0, 1}])]
+    ("counts", "needed"),
+    [
+        ([1, 5], [{0, 1}, {1}]),
+        ([5, 0], [{0}, {0, 1}]),
+        ([0, 0], [{0, 1}, {0, 1}]),
+        ([1, 0], [{0, 1}, {0, 1}]),
+    ],
 )
 def test_known_row_counts_say_it_exactly(counts: list[int], needed: list[set[int]]) -> None:
     future = future_of(2, counts)

@@ -13,7 +13,7 @@ import ray
 import torch
 from verl_dispatch import Dispatch, Worker, WorkerGroupError, register
 from verl_protocol import DataProto, DataProtoFuture
-from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, create_colocated_worker_cls
 from verl_ray.direct_answer import DirectAnswer, private_copy
 from verl_ray.direct_refs import get_answers, transport_of
 
@@ -131,7 +131,7 @@ def test_tensors_stay_with_their_workers_and_reach_the_others_unstored(group: Ra
     assert nothing_kept(group)
 
 
-@pytest.mark.parametrize("count", [6, 7, 2])
+@pytest.mark.parametrize("count", [6, 7, 2, 0])
 @pytest.mark.parametrize("read", ["read", "read_later"])
 def test_batches_are_handed_on_whatever_their_rows(
     group: RayWorkerGroup[Direct], count: int, read: str
@@ -143,7 +143,7 @@ def test_batches_are_handed_on_whatever_their_rows(
     assert future.row_count() == count
     again = future.get()
     assert again.tensor("x")[:, 0].tolist() == [2 * row for row in range(count)]
-    assert len(set(again.non_tensor_batch["rank"])) == min(count, 3)
+    assert len(set(again.non_tensor_batch["rank"])) == min(count, 3) or not count
 
 
 def test_only_the_parts_needed_are_sent(group: RayWorkerGroup[Direct]) -> None:
@@ -299,3 +299,36 @@ def asking(transport: str) -> type[Worker]:
             return 1
 
     return Asking
+
+
+class Maker(Worker):
+    def __init__(self) -> None:
+        # What trainers do; Ray's own group is then made within it.
+        torch.distributed.init_process_group("gloo")
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False, tensor_transport="gloo")
+    def make(self, data: DataProto) -> DataProto:
+        return data
+
+
+def test_roles_hand_results_to_each_other(pool: RayResourcePool) -> None:
+    roles = create_colocated_worker_cls(
+        {"maker": RayClassWithInitArgs(Maker), "reader": RayClassWithInitArgs(Other)}
+    )
+    with RayWorkerGroup(pool, roles) as group:
+        views: Any = group.spawn(["maker", "reader"])
+        maker, reader = views["maker"], views["reader"]
+        future = maker.make(batch(6, 1000))
+        assert reader.read(future) == [2, 2, 2]
+        assert transport_of(future.futures[0].ref) == "gloo"
+        assert future.get().tensor("x")[:, 0].tolist() == list(range(6))
+
+
+def test_attached_groups_leave_it_to_the_owner(group: RayWorkerGroup[Direct]) -> None:
+    handles = list(group.workers)
+    attached = RayWorkerGroup.from_detached(
+        ray_cls_with_init=RayClassWithInitArgs(Direct), worker_handles=handles
+    )
+    assert [float(value[0]) for value in attached.give_now()] == [0.0, 1.0, 2.0]
+    with pytest.raises(NotImplementedError, match="the group was attached to"):
+        attached.double(batch(3))

@@ -10,6 +10,7 @@ come before.
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Mapping
@@ -27,6 +28,10 @@ from verl_ray.rank_env import rank_env
 from verl_ray.transports import direct_methods
 
 __all__ = ["DirectPaths"]
+
+
+_connecting = threading.Lock()
+"""Views of several roles, and several threads, may ask for the same connection."""
 
 
 class DirectPaths:
@@ -63,7 +68,8 @@ class DirectPaths:
                 "call it from the driver that started the workers",
             )
         if transport != "nixl":
-            self._connect(method, transport)
+            with _connecting:
+                self._connect(method, transport)
         self._open.add((transport, self._crew.generation))
         return transport
 
@@ -79,7 +85,7 @@ class DirectPaths:
         except (RayError, RuntimeError, ValueError) as error:
             reason = f"the workers could not connect for tensor_transport={transport!r}: {error}"
             raise WorkerGroupError(self._crew.name, method, reason=reason) from error
-        weakref.finalize(self._crew, _forget, made.name)
+        weakref.finalize(self._crew, _forget, made.name).atexit = False
 
     def is_own(self, method: str, ref: Any, rank: int) -> bool:
         """Whether the worker of this rank itself made, and still holds, what is behind a direct reference.

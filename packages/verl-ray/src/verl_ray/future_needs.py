@@ -57,6 +57,9 @@ def needed_parts(future: DataProtoFuture[Any], padded: FuturePart | None = None)
         if not all(isinstance(cut, Cut) for cut in future._cuts):
             return ()
         counts = _equal_counts(future, padded)
+    if not any(counts):
+        # What has no rows is cut as a whole.
+        return range(len(future.futures))
     return {span.part for span in overlaps(counts, *_span(future, padded, counts))}
 
 

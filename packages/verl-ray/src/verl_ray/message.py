@@ -154,7 +154,7 @@ def prepare_answer(value: Any, answer: Answer) -> Any:
     return packed(value, answer.readers)
 
 
-def count_rows(worker: Any, value: Any) -> int | None:
+def count_rows(worker: Any, value: Any) -> int:
     """Runs in a worker: the rows of an answer of its own, which came without them."""
     return _num_rows(value)
 
@@ -188,12 +188,12 @@ def packed(value: Any, readers: Readers) -> Any:
     return pack(value, readers=readers, pickler=ray.cloudpickle.CloudPickler)
 
 
-def _num_rows(value: Any) -> int | None:
-    """Rows of a batch; None for what has no rows."""
+def _num_rows(value: Any) -> int:
+    """Rows of a batch; 0 for what has none, which whoever joins the parts will refuse."""
     batch_size = getattr(value, "batch_size", None)
     if batch_size is not None:
-        return int(batch_size[0]) if len(batch_size) else None
+        return int(batch_size[0]) if len(batch_size) else 0
     try:
         return len(value)
     except TypeError:
-        return None
+        return 0
