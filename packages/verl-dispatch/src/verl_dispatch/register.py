@@ -145,7 +145,8 @@ def register(
         blocking: whether a call on the group waits for its result.
         materialize_futures: False hands futures to the method unresolved; nothing is fetched before `.get()`.
         read_only: share one read-only copy of what several ranks get, instead of a private writable one each.
-        tensor_transport: name of a direct transport for the result's tensors, where the backend has it.
+        tensor_transport: name of a direct transport for the tensors of non-blocking results, where the
+            backend has it (on Ray "gloo", "nccl" or "nixl").
 
     Raises:
         TypeError: no mode, a dict without two callables, or an option of a wrong kind.
