@@ -78,7 +78,7 @@ def test_labels_choose_the_node(cluster: Cluster) -> None:
 
 
 def test_what_fits_in_sum_but_on_no_node_is_refused_with_each_nodes_numbers(cluster: Cluster) -> None:
-    with pytest.raises(PlacementTimeout, match=r"has CPU 2, needs 5; .*has CPU 4, needs 5"):
+    with pytest.raises(PlacementTimeout, match=r"(?=.*has CPU 2, needs 5)(?=.*has CPU 4, needs 5)"):
         RayResourcePool([5], use_gpu=False, timeout_s=1).slots()
 
 
