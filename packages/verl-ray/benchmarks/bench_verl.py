@@ -56,7 +56,8 @@ def main() -> int:
     """Measure and write medians by name of the work."""
     workers, rounds = int(sys.argv[1]), int(sys.argv[2])
     ray.init(num_cpus=2 * workers, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    pool = RayResourcePool([workers], use_gpu=False)
+    # By default it reserves ten CPUs for each worker, and would wait for them without a limit.
+    pool = RayResourcePool([workers], use_gpu=False, max_colocate_count=1)
     group = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(VerlWorker)))
     large, small = batch_of(LARGE_ROWS), batch_of(SMALL_ROWS)
     state = {name: torch.ones(LARGE_ROWS, 512) for name in "abcdefg"}

@@ -37,6 +37,7 @@ def verl_medians(workers: int, rounds: int, site: str | None) -> dict[str, float
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "medians.json"
         given = [str(workers), str(rounds), str(file), *([site] if site else [])]
-        subprocess.run([sys.executable, script, *given], check=True, stdout=subprocess.DEVNULL)
+        command = [sys.executable, script, *given]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=900)
         found: dict[str, float] = json.loads(file.read_text())
     return found
