@@ -21,6 +21,9 @@ TWINS = ("group", "mpi")
 _VERL_PPO = "import sys; from verl_examples.cli import main; sys.exit(main())"
 _TROUBLE = re.compile(r"error|traceback|abort|signal|killed", re.IGNORECASE)
 _FRAME = re.compile(r'File "[^"]*", line \d+, in (\w+)\n(?:\(\S+ pid=[^)]*\) )?\s*(.*)')
+# The method that goes wrong, and the one of the group that was called to reach it.
+_METHOD = re.compile(r"compute_values|'answer'|in answer\b")
+_PLACES = ("compute_values", "strike", "answer")
 
 
 class MissingMpiError(RuntimeError):
@@ -138,7 +141,7 @@ def _seen(
         seconds_to_end=round(ended - struck, 2),
         exit_code=exit_code,
         names_rank=re.search(rf"rank[ =:]*{rank}\b", text, re.IGNORECASE) is not None,
-        names_method="compute_values" in text,
-        names_line=any("compute_values" in (name + code) or name == "strike" for name, code in frames),
+        names_method=_METHOD.search(text) is not None,
+        names_line=any("compute_values" in code or name in _PLACES for name, code in frames),
         message=text[-6000:],
     )
