@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import ray
 
 CPUS, GPUS, NPUS = 8, 4, 2
+ALL_FREE = {"CPU": float(CPUS), "GPU": float(GPUS), "NPU": float(NPUS)}
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
 
 
@@ -42,9 +43,8 @@ def start_shared_ray() -> None:
         )
 
 
-def wait_until_free(timeout_s: float = 10.0) -> dict[str, float]:
-    """The free CPUs, GPUs and NPUs, once all are free or the time is up."""
-    expected = {"CPU": float(CPUS), "GPU": float(GPUS), "NPU": float(NPUS)}
+def wait_until_free(timeout_s: float = 10.0, expected: dict[str, float] = ALL_FREE) -> dict[str, float]:
+    """The free CPUs, GPUs and NPUs, once as many as expected are free or the time is up."""
     deadline = time.monotonic() + timeout_s
     while (free := free_resources()) != expected and time.monotonic() < deadline:
         time.sleep(0.05)

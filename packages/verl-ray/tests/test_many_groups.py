@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -43,7 +42,9 @@ def small_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_twenty_groups_in_turn_leave_nothing(
-    small_cluster: None, free_resources: Callable[[], dict[str, float]]
+    small_cluster: None,
+    free_resources: Callable[[], dict[str, float]],
+    wait_until_free: Callable[..., dict[str, float]],
 ) -> None:
     actors: list[str] = []
     memory: list[float] = []
@@ -63,10 +64,7 @@ def test_twenty_groups_in_turn_leave_nothing(
         del group, pool
         gc.collect()
         memory.append(resident_mib())
-    deadline = time.monotonic() + 10
-    while free_resources() != before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert free_resources() == before
+    assert wait_until_free(expected=before) == before
     assert {entry["state"] for entry in placement_group_table().values()} <= {"REMOVED"}
     assert {actor_state(actor) for actor in actors} <= {"DEAD", "unknown"}
     assert ray.util.list_named_actors(all_namespaces=True) == []

@@ -23,6 +23,7 @@ __all__ = [
     "ensure_ray_started",
     "is_placed",
     "node_addresses",
+    "offered_resources",
     "placement_option_supported",
     "still_reserved",
 ]
@@ -65,6 +66,11 @@ def alive_nodes() -> tuple[NodeFacts, ...]:
     """All living nodes, in the order Ray lists them."""
     free = _list_free()
     return tuple(_facts(node, free) for node in _list_nodes() if node["Alive"])
+
+
+def offered_resources() -> list[str]:
+    """The names of all resources that living nodes have, sorted."""
+    return sorted({name for node in alive_nodes() for name in node.total})
 
 
 def alive_node_ids() -> frozenset[str]:

@@ -19,7 +19,7 @@ from verl_protocol import DataProtoFuture
 
 from verl_ray.direct_refs import get_answers
 from verl_ray.failures import survey
-from verl_ray.sealed import Arrived, SealedFuture
+from verl_ray.sealed import Arrived, SealedFuture, opened
 
 if TYPE_CHECKING:
     from verl_ray.crew import Crew
@@ -69,8 +69,7 @@ class AnswerPart:
             StaleFutureError: the group was restarted since.
             TimeoutError: it was not there in time.
         """
-        value = fetch_answers([self], timeout)[0]
-        return value.open("many") if isinstance(value, Arrived) else value
+        return opened(fetch_answers([self], timeout)[0])
 
     def __await__(self) -> Any:
         if self.crew is None:

@@ -18,7 +18,7 @@ from verl_protocol import DataProto, DataProtoFuture
 from verl_protocol.wire import check_unwritten, pack
 
 from verl_ray.direct_answer import DirectAnswer, private_copy
-from verl_ray.sealed import Arrived, Sealed, SealedFuture
+from verl_ray.sealed import Sealed, SealedFuture, opened
 
 __all__ = [
     "ONE_READER",
@@ -113,9 +113,7 @@ def _filled(value: Any, refs: tuple[Any, ...]) -> Any:
             value.row_counts = [_filled(count, refs) for count in value.row_counts]
         value.futures = [_filled(part, refs) for part in value.futures]
         if not isinstance(value, SealedFuture):
-            value.futures = [
-                part.open("many") if isinstance(part, Arrived) else part for part in value.futures
-            ]
+            value.futures = [opened(part) for part in value.futures]
     elif isinstance(value, FuturePart):
         _filled(value.future, refs)
     elif isinstance(value, PaddedPart):
@@ -124,10 +122,6 @@ def _filled(value: Any, refs: tuple[Any, ...]) -> Any:
         value.batch.meta_info = _filled_within(value.meta_info, refs)
         return value.batch
     return value
-
-
-def _opened(value: Any) -> Any:
-    return value.open("many") if isinstance(value, Arrived) else value
 
 
 def _filled_within(value: Any, refs: tuple[Any, ...]) -> Any:

@@ -11,13 +11,19 @@ from typing import Any
 from ray.util.placement_group import PlacementGroup
 
 from verl_ray.accelerator_ids import accelerator_ids_of_bundles
-from verl_ray.cluster import alive_nodes, connection, ensure_ray_started
+from verl_ray.cluster import connection, ensure_ray_started, offered_resources
 from verl_ray.defaults import is_unsaid
 from verl_ray.errors import PoolAlreadyPlaced, PoolClosed
-from verl_ray.placement import await_placement, place, release
+from verl_ray.placement import place, release
 from verl_ray.pool_spec import InvalidPoolArgument, PoolSpec
 from verl_ray.shares import LEDGER
-from verl_ray.slot_sources import DEFAULT_ASK, PlacementArgument, PlacementAsk, SlotSource
+from verl_ray.slot_sources import (
+    DEFAULT_ASK,
+    PlacementArgument,
+    PlacementAsk,
+    SlotSource,
+    await_new_places,
+)
 from verl_ray.slots import Slot, node_sizes, rank_order_of_groups, slots_of_groups
 
 __all__ = ["OwnedSlots"]
@@ -84,8 +90,7 @@ class OwnedSlots(SlotSource):
         spec = replace(self._spec, accelerator=self._spec.accelerator_on(ask.device_name))
         if spec.topology_strategy and is_unsaid(ask.strategy):
             ask = replace(ask, strategy="PACK")
-        offered = sorted({name for node in alive_nodes() for name in node.total})
-        requests = spec.requests(self._sizes, ask.strategy, ask.name, self._pool, offered)
+        requests = spec.requests(self._sizes, ask.strategy, ask.name, self._pool, offered_resources())
         placed = place(requests, spec.patience)
         order = rank_order_of_groups(placed, spec.group_sizes(self._sizes))
         self._groups = [placed[index] for index in order]
@@ -143,10 +148,7 @@ class OwnedSlots(SlotSource):
 
     def _await_new_places(self) -> None:
         """Ray moves the groups that lost a node; the ranks keep their placement groups, others live there."""
-        try:
-            await_placement(self._groups, self._spec.patience)
-        except LookupError:
-            raise PoolClosed(self._pool, "lost a node, and its placement groups were removed") from None
+        await_new_places(self._pool, self._groups, self._spec.patience)
         self._slots = None
 
     def keep_when_dropped(self) -> None:

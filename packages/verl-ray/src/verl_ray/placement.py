@@ -25,6 +25,7 @@ from verl_ray.cluster import (
     bundle_node_ids,
     is_placed,
     node_addresses,
+    offered_resources,
     placement_option_supported,
     still_reserved,
 )
@@ -228,7 +229,7 @@ def _give_up_if_due(
     hopeless = not explain_need({node.title: node.total for node in nodes}, _need(requests)).ok
     if not hopeless and waited < patience.timeout_s:
         return
-    offered = sorted({name for node in alive_nodes() for name in node.total})
+    offered = offered_resources()
     for name in requests[0].bundle:
         if name not in offered:
             raise AcceleratorNotOffered(name, _for_people(offered), waited)

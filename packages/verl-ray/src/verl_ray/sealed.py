@@ -19,7 +19,7 @@ from verl_protocol.wire import dumps, loads
 from verl_protocol.wire_buffer import Readers
 from verl_protocol.wire_walk import leaves
 
-__all__ = ["Arrived", "Sealed", "SealedFuture", "settled"]
+__all__ = ["Arrived", "Sealed", "SealedFuture", "opened", "settled"]
 
 T = TypeVar("T")
 _LARGE_BYTES = 65536
@@ -64,6 +64,11 @@ class Arrived:
         return Arrived, (self._data, [pickle.PickleBuffer(buffer) for buffer in self._buffers])
 
 
+def opened(value: Any, readers: Readers = "many") -> Any:
+    """The value itself, also where it came sealed; see `verl_protocol.wire.loads`."""
+    return value.open(readers) if isinstance(value, Arrived) else value
+
+
 class SealedFuture(DataProtoFuture[Any]):
     """A future whose parts may be sealed.
 
@@ -79,9 +84,7 @@ class SealedFuture(DataProtoFuture[Any]):
         arrived = [value for value in values if isinstance(value, Arrived)]
         # A function of the user's that puts parts together may write into them.
         safe = self.tells_rows
-        parts = [
-            value.open("one" if safe else "many") if isinstance(value, Arrived) else value for value in values
-        ]
+        parts = [opened(value, "one" if safe else "many") for value in values]
         made = super()._made_of(spans, counts, parts)
         if not (arrived and safe):
             return made

@@ -12,7 +12,7 @@ from ray.util.placement_group import PlacementGroup
 from verl_ray.cluster import alive_node_ids
 from verl_ray.defaults import UnsaidStr
 from verl_ray.errors import MadeOfFacts, PoolClosed
-from verl_ray.placement import await_placement
+from verl_ray.placement import Patience, await_placement
 from verl_ray.pool_spec import PoolSpec
 from verl_ray.slots import Slot, node_sizes, relocated
 
@@ -24,6 +24,7 @@ __all__ = [
     "PlacementArgument",
     "PlacementAsk",
     "SlotSource",
+    "await_new_places",
 ]
 
 
@@ -111,6 +112,19 @@ class SlotSource(ABC):
         return node_sizes(self.slots()) if self.placed else self.planned_sizes()
 
 
+def await_new_places(pool: str, groups: Sequence[PlacementGroup], patience: Patience) -> None:
+    """Wait until Ray has moved the groups of this pool that lost a node.
+
+    Raises:
+        PlacementTimeout: there was no room in time.
+        PoolClosed: somebody removed a group.
+    """
+    try:
+        await_placement(groups, patience)
+    except LookupError:
+        raise PoolClosed(pool, "lost a node, and its placement groups were removed") from None
+
+
 class FixedSlots(SlotSource):
     """Slots that somebody else reserved and will free."""
 
@@ -149,10 +163,7 @@ class FixedSlots(SlotSource):
         if not self.lost_nodes():
             return
         # Ray looks for new places by itself; whose groups these are is none of our business.
-        try:
-            await_placement(self.groups(), self._spec.patience)
-        except LookupError:
-            raise PoolClosed(self._pool, "lost a node, and its placement groups were removed") from None
+        await_new_places(self._pool, self.groups(), self._spec.patience)
         self._slots = relocated(self._slots)
 
     def keep_when_dropped(self) -> None:
