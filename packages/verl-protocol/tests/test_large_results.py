@@ -1,16 +1,21 @@
-"""Results so large that their memory comes from elsewhere are the same as small ones."""
+"""Results are the same whoever copies them: torch, torch into memory from elsewhere, or numpy."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from verl_protocol import DataProto, equal, memory
+from verl_protocol import DataProto, dense, equal, memory
 from verl_protocol.columns import jagged_of
 
 
-@pytest.fixture(params=[1, 2**40], ids=["all large", "none large"], autouse=True)
-def threshold(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "LARGE_BYTES", request.param)
+@pytest.fixture(params=["large", "small", "on one thread"], autouse=True)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All results are of one kind."""
+    monkeypatch.setattr(memory, "LARGE_BYTES", 1 if request.param == "large" else 2**40)
+    if request.param == "on one thread":
+        monkeypatch.setattr(dense, "THREADED_ELEMENTS", 0)
+    else:
+        monkeypatch.setattr(dense, "THREADED_BYTES", 0)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +35,17 @@ def test_rows_are_the_same_wherever_they_lie(dtype: torch.dtype) -> None:
         assert result.equals(DataProto.concat([data[row : row + 1] for row in expected]))
         result.tensor("a").view(torch.uint8).fill_(0)
     assert equal(data.tensor("a"), wide)
+
+
+def test_rows_that_do_not_lie_back_to_back_are_copied_in_order() -> None:
+    columns = torch.arange(12).view(4, 3).T
+    data = DataProto.from_dict(
+        {"a": columns, "n": columns[:, 0] * torch.ones((), dtype=torch.complex64).conj()}
+    )
+    joined = DataProto.concat([data[[2, 0]], data.repeat(2), data[::2]])
+    assert joined.tensor("a").tolist() == [columns.tolist()[row] for row in (2, 0, 0, 0, 1, 1, 2, 2, 0, 2)]
+    assert joined.tensor("n").real.tolist() == [2, 0, 0, 0, 1, 1, 2, 2, 0, 2]
+    assert joined.tensor("a").is_contiguous()
 
 
 def test_gradients_flow_through_large_results() -> None:

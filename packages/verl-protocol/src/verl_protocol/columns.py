@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verl_protocol import jagged, nested, rows
+from verl_protocol import dense, jagged, nested, rows
 from verl_protocol.errors import (
     ColumnMismatchError,
     ColumnTypeError,
@@ -186,5 +186,5 @@ def _fixed_sizes(shape: tuple[int, ...], ragged_dim: int | None) -> tuple[int, .
 def jagged_of(row_tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     """A jagged tensor of these rows, which differ along dimension `dim` of the whole (1 is a row's first)."""
     lengths = torch.tensor([row.shape[dim - 1] for row in row_tensors], dtype=torch.int64)
-    values = jagged.concat_dense(row_tensors, dim - 1)
+    values = dense.concat_dense(row_tensors, dim - 1)
     return jagged.build_jagged(values, jagged.offsets_of(lengths).to(values.device), dim)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verl_protocol import jagged, nested
+from verl_protocol import dense, jagged, nested
 
 _Pairs = set[tuple[int, int]]
 
@@ -103,7 +103,7 @@ def _dense(first: torch.Tensor, second: torch.Tensor) -> bool:
         # The same memory, seen twice: a slice of all rows costs nothing to compare.
         return (first.is_conj(), first.is_neg()) == (second.is_conj(), second.is_neg())
     first, second = _on_one_device(first.detach(), second.detach())
-    if torch.equal(jagged.as_plain(first), jagged.as_plain(second)):
+    if torch.equal(dense.as_plain(first), dense.as_plain(second)):
         return True
     return (first.is_floating_point() or first.is_complex()) and _equal_with_nan(first, second)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import torch
 
-from verl_protocol.memory import large_result
+from verl_protocol.dense import concat_dense, gather, numpy_reads, of_dtype, same_bits
 
 
 class JaggedParts(NamedTuple):
@@ -151,15 +151,14 @@ _LONG_ROW = 32
 
 def _has_long_rows(parts: JaggedParts) -> bool:
     values, num_rows = parts.values, parts.offsets.numel() - 1
-    in_numpy = values.is_cpu and not (values.requires_grad or values.is_conj() or values.is_neg())
-    return in_numpy and values.shape[parts.dim - 1] >= num_rows * _LONG_ROW
+    return numpy_reads(values) and values.shape[parts.dim - 1] >= num_rows * _LONG_ROW
 
 
 def _join_rows(
     parts: JaggedParts, starts: torch.Tensor, lengths: torch.Tensor, offsets: torch.Tensor
 ) -> torch.Tensor:
     # numpy cuts and joins thousands of slices in a fraction of the time that torch takes.
-    values = parts.values.view(_SAME_SIZE.get(parts.values.element_size(), parts.values.dtype)).numpy()
+    values = same_bits(parts.values)
     before = (slice(None),) * (parts.dim - 1)
     spans = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
     pieces = [values[(*before, slice(start, stop))] for start, stop in spans]
@@ -205,41 +204,3 @@ def with_offsets_of(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
     """The same rows over the very offsets of `model`, so that torch sees that the two have equal shapes."""
     like, own = jagged_parts(model), jagged_parts(tensor)
     return build_jagged(own.values, like.offsets, own.dim, like.lengths)
-
-
-_PLAIN_DTYPES = frozenset(
-    [
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
-        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-    ]
-)
-_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def as_plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The same bytes under a dtype that every torch kernel knows (fp8 and sub-byte ones have few)."""
-    if tensor.dtype in _PLAIN_DTYPES or tensor.is_quantized:
-        return tensor
-    return tensor.view(_SAME_SIZE[tensor.element_size()])
-
-
-def of_dtype(plain: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The way back from `as_plain`; a view under the same dtype would lose the gradient."""
-    return plain if plain.dtype == dtype else plain.view(dtype)
-
-
-def gather(tensor: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
-    """`index_select` for tensors of any dtype."""
-    plain = as_plain(tensor)
-    out = large_result(plain, (*plain.shape[:dim], index.numel(), *plain.shape[dim + 1 :]))
-    return of_dtype(torch.index_select(plain, dim, index.to(tensor.device), out=out), tensor.dtype)
-
-
-def concat_dense(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
-    """`torch.cat` for tensors of any one dtype."""
-    parts = [as_plain(tensor) for tensor in tensors]
-    shape = list(parts[0].shape)
-    shape[dim] = sum(part.shape[dim] for part in parts)
-    tracked = any(part.requires_grad for part in parts)
-    out = None if tracked else large_result(parts[0], shape)
-    return of_dtype(torch.cat(parts, dim, out=out), tensors[0].dtype)

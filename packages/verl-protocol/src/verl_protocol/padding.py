@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, SupportsIndex, TypeVar
 import numpy as np
 import torch
 
-from verl_protocol import jagged, nested, rows
+from verl_protocol import dense, jagged, nested, rows
 from verl_protocol.arguments import flag, whole_number
 from verl_protocol.errors import NoRowToPadWithError, PadPolicyError, UnpadError
 from verl_protocol.state import check_batch
@@ -122,8 +122,8 @@ def zero_rows(column: Any, num_rows: int) -> Any:
         empty = parts.values.narrow(parts.dim - 1, 0, 0)
         return jagged.build_jagged(empty, parts.offsets.new_zeros(num_rows + 1), parts.dim)
     if isinstance(column, torch.Tensor):
-        plain = jagged.as_plain(column)
-        return jagged.of_dtype(plain.new_zeros((num_rows, *plain.shape[1:])), column.dtype)
+        plain = dense.as_plain(column)
+        return dense.of_dtype(plain.new_zeros((num_rows, *plain.shape[1:])), column.dtype)
     if isinstance(column, np.ndarray):
         shape = (num_rows, *column.shape[1:])
         return np.full(shape, None) if column.dtype == object else np.zeros(shape, column.dtype)

@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verl_protocol import jagged, nested
+from verl_protocol import dense, jagged, nested
 from verl_protocol.errors import StridedNestedError
 from verl_protocol.indexing import RowIndex, normalise_index
 from verl_protocol.jagged import is_jagged
-from verl_protocol.memory import large_result
 
 __all__ = [
     "concat",
@@ -107,7 +106,7 @@ def _take(column: Any, index: RowIndex) -> Any:
             return column[index.start : index.stop : index.step]
         index = torch.tensor(index)
     if isinstance(column, torch.Tensor):
-        return jagged.take_jagged(column, index) if column.is_nested else jagged.gather(column, 0, index)
+        return jagged.take_jagged(column, index) if column.is_nested else dense.gather(column, 0, index)
     if isinstance(column, np.ndarray):
         return column[index.numpy()]
     rows = index
@@ -123,7 +122,7 @@ def _repeat(column: Any, times: int, interleave: bool) -> Any:
     if isinstance(column, torch.Tensor):
         if column.is_nested:
             return jagged.repeat_jagged(column, times, interleave)
-        return _repeat_dense(column, times, interleave)
+        return dense.repeat_dense(column, times, interleave)
     if isinstance(column, np.ndarray):
         return column[_repeated_rows(len(column), times, interleave)]
     count = num_rows(column) * times
@@ -135,24 +134,6 @@ def _repeated_rows(num_rows: int, times: int, interleave: bool) -> NDArray[np.in
     return every_row.repeat(times) if interleave else np.tile(every_row, times)
 
 
-def _repeat_dense(column: torch.Tensor, times: int, interleave: bool) -> torch.Tensor:
-    plain = jagged.as_plain(column)
-    rows, width = plain.shape[0], plain.shape[1:]
-    spread = plain.unsqueeze(1 if interleave else 0)
-    spread = spread.expand(rows, times, *width) if interleave else spread.expand(times, rows, *width)
-    out = large_result(plain, spread.shape)
-    if out is not None:
-        copied = out.copy_(spread).view(rows * times, *width)
-    else:
-        # With times = 1 the reshape is a view; a repeated batch must not share storage with its source.
-        copied = (
-            spread.reshape(rows * times, *width).clone()
-            if times == 1
-            else spread.reshape(rows * times, *width)
-        )
-    return jagged.of_dtype(copied, column.dtype)
-
-
 def concat(columns: Sequence[C]) -> C:
     """The rows of all columns, which are of one kind and row shape, one after the other."""
     return _concat(columns)  # type: ignore[no-any-return]
@@ -161,7 +142,7 @@ def concat(columns: Sequence[C]) -> C:
 def _concat(columns: Sequence[Any]) -> Any:
     first = columns[0]
     if isinstance(first, torch.Tensor):
-        return jagged.concat_jagged(columns) if first.is_nested else jagged.concat_dense(columns)
+        return jagged.concat_jagged(columns) if first.is_nested else dense.concat_dense(columns)
     if isinstance(first, np.ndarray):
         # Rows decide about the dtype: an empty list made an array says float64.
         return np.concatenate([column for column in columns if len(column)] or columns[:1])

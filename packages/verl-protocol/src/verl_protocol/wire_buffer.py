@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verl_protocol.jagged import as_plain
+from verl_protocol.dense import as_plain
 
 Bytes: TypeAlias = NDArray[np.uint8]
 """Raw bytes as a 1-D numpy array."""
