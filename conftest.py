@@ -1,4 +1,4 @@
-"""Time limits that also end a test which waits inside Ray.
+"""Time limits that also end a test which waits inside Ray, and bytecode for the processes that tests start.
 
 Ray's waits swallow every exception of a signal handler but KeyboardInterrupt, so the one that pytest-timeout
 raises would be lost and the test would wait for ever. Here the alarm raises a KeyboardInterrupt, which is
@@ -10,7 +10,9 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import sys
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -19,6 +21,19 @@ _LAST_RESORT_AFTER_S = 60
 
 _has_expired = pytest.StashKey[float]()
 _stderr = pytest.StashKey[int]()
+
+
+def _keep_bytecode_in(folder: Path) -> None:
+    """Keep bytecode away from the sources, for this process and its children, where it would not be kept.
+
+    Tests start hundreds of processes that import torch, which takes twice as long when each compiles it.
+    """
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+        sys.dont_write_bytecode = False
+        sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", str(folder))
+
+
+_keep_bytecode_in(Path(__file__).parent / ".pytest_cache" / "bytecode")
 
 
 class TestTimeout(KeyboardInterrupt):
