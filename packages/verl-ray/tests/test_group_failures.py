@@ -150,7 +150,14 @@ def test_errors_say_where_and_the_group_lives_on_if_all_answered() -> None:
             with pytest.raises(WorkerGroupError, match="unread") as unread:
                 future.get()
             assert unread.value.failed_ranks == [1]
-        assert len(group.copied(rows(2, failing=[])).get()) == 2
+        # So it does for who never reads the future, but hands it on, and on.
+        for hand_on in (group.batch.call, lambda given: group.batch(group.batch(given)).get()):
+            with pytest.raises(WorkerGroupError, match=r"'copied'.*\n.*unread") as handed_on:
+                hand_on(group.copied(rows(2, failing=[1])))
+            assert handed_on.value.failed_ranks == [1]
+        fine = group.copied(rows(2, failing=[]))
+        assert len(group.batch(fine).get()) == 2
+        assert len(fine.get()) == 2
         with pytest.raises(WorkerGroupError, match=r"'fail_all'.*\n.*rank 0 says no"):
             list(group.fail_all.stream())
         said = {"locked": "Locked: cannot travel", "two facts": "TwoFacts: 1 is not 2", "huge": "xend"}
@@ -219,6 +226,8 @@ def test_a_restart_brings_new_workers_in_the_same_places() -> None:
             stale.row_count,
             lambda: group.set_state(stale_refs[0]),
             lambda: group.execute_rank_zero("set_state", state=stale_refs[1]),
+            lambda: group.execute_rank_zero("set_state", {"within": [stale_refs[1]]}),
+            lambda: group.batch(rows(2, within=stale_refs[0])),
         ):
             with pytest.raises(WorkerGroupError, match="generation 0"):
                 refused()

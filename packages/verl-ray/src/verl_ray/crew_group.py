@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from verl_ray.crew import Crew
 from verl_ray.executor import Executor, Pending
 from verl_ray.futures import data_future
 from verl_ray.retired import refuse_retired
+from verl_ray.unread import await_unread, still_open, unread_behind
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -56,7 +58,10 @@ class CrewGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         return self._executor.send(plan, options)
 
     def _wait(self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None) -> list[Any]:
-        return self._executor.wait(plan, pendings, timeout_s)
+        begun_at = time.monotonic()
+        answers = self._executor.wait(plan, pendings, timeout_s)
+        await_unread(plan, timeout_s, begun_at)
+        return answers
 
     def _stream(
         self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None
@@ -71,7 +76,7 @@ class CrewGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         return [by_rank[rank] for rank in plan.fetched_ranks]
 
     def _data_future(self, plan: CallPlan, pendings: Sequence[Pending]) -> DataProtoFuture:
-        return data_future(self._crew, plan, pendings)
+        return data_future(self._crew, plan, pendings, still_open(unread_behind(plan)))
 
     def _check_usable(self, method: str) -> None:
         self._crew.check_usable(method)

@@ -23,7 +23,7 @@ from verl_dispatch.tracing import current_timer
 from verl_ray.actor_class import ANY_METHOD, routes_of
 from verl_ray.crew import Crew
 from verl_ray.direct import DirectPaths
-from verl_ray.failures import Survey, survey
+from verl_ray.failures import Survey, has_failed, survey
 from verl_ray.message import ONE_READER, Answer, Readers, count_rows
 from verl_ray.sending import Packer, store_shared
 
@@ -167,7 +167,7 @@ class Executor:
             done, waiting = ray.wait(waiting, num_returns=1, timeout=left, fetch_local=False)
             for ref in done:
                 timer.rank_answered(rank_of[ref])
-            if not done or any(map(_has_failed, done)):
+            if not done or any(map(has_failed, done)):
                 return
 
     def _fail(
@@ -221,17 +221,7 @@ class Executor:
         """Whether every call has ended, or one has failed."""
         refs = [pending.ref for pending in pendings]
         done, waiting = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
-        return not waiting or any(map(_has_failed, done))
-
-
-def _has_failed(ref: Any) -> bool:
-    try:
-        ray.get(ref, timeout=0)
-    except GetTimeoutError:
-        return False
-    except Exception:  # whatever the worker raised
-        return True
-    return False
+        return not waiting or any(map(has_failed, done))
 
 
 def _same_arguments(call: RankCall, other: RankCall) -> bool:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError, WorkerCrashedError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError, WorkerCrashedError
 from verl_dispatch.errors import WorkerFailure
 
 from verl_ray.direct_refs import get_answers
 from verl_ray.host import WorkerReport
 
-__all__ = ["Survey", "describe_failures", "survey"]
+__all__ = ["Survey", "describe_failures", "has_failed", "survey"]
 
 _DEATHS = (RayActorError, WorkerCrashedError)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -68,6 +68,17 @@ def _take(ref: Any, index: int, found: Survey) -> None:
         found.values[index] = get_answers([ref])[0]
     except Exception as error:  # whatever a worker raises is the survey's finding
         found.errors[index] = error
+
+
+def has_failed(ref: Any) -> bool:
+    """Whether what is behind the reference is an error by now."""
+    try:
+        ray.get(ref, timeout=0)
+    except GetTimeoutError:
+        return False
+    except Exception:  # whatever the worker raised
+        return True
+    return False
 
 
 def describe_failures(

@@ -112,38 +112,55 @@ def _fetch(parts: Sequence[Any], timeout: float | None) -> list[Any]:
     if not parts:
         return []
     num_read, parts = len(parts), [*parts, *_unread_beside(parts)]
-    crews = [part.crew if isinstance(part, AnswerPart) else None for part in parts]
     refs = [part.fresh_ref if isinstance(part, AnswerPart) else part for part in parts]
     try:
         values = get_answers(refs, timeout)
-    except (RayTaskError, RayActorError):
-        crew = next((crew for crew in crews if crew is not None), None)
-        if crew is None:
-            raise
-        mine = [index for index, each in enumerate(crews) if each is crew]
-        found = survey([refs[index] for index in mine], crew.grace_s)
-        ranks = [parts[index].rank for index in mine]
-        if not found.errors:
-            raise
-        raise crew.failure(parts[mine[0]].method, ranks, found, crew.generation) from None
+    except (RayTaskError, RayActorError) as error:
+        raise _explained([part for part in parts if isinstance(part, AnswerPart)]) or error from None
     return values[:num_read]
+
+
+def _explained(parts: Sequence[AnswerPart]) -> Exception | None:
+    """The error of the first group known here that failed to make its parts."""
+    for crew in {id(part.crew): part.crew for part in parts if part.crew is not None}.values():
+        failure = _failure(crew, [part for part in parts if part.crew is crew])
+        if failure is not None:
+            return failure
+    return None
+
+
+def _failure(crew: Crew, parts: Sequence[AnswerPart]) -> Exception | None:
+    """The error of the call that failed among those that made these parts; None if they are fine by now."""
+    failed = survey([part.ref for part in parts], crew.grace_s).errors
+    if not failed:
+        return None
+    method = parts[min(failed)].method
+    call = [part for part in parts if part.method == method]
+    found = survey([part.ref for part in call], crew.grace_s)
+    return crew.failure(method, [part.rank for part in call], found, crew.generation)
 
 
 def _unread_beside(parts: Sequence[Any]) -> list[AnswerPart]:
     """The unread answers of these parts; those of one call share them."""
-    calls = {id(part.unread): part.unread for part in parts if isinstance(part, AnswerPart) and part.unread}
-    return [part for unread in calls.values() for part in unread]
+    calls = {id(part.unread): part.unread for part in parts if isinstance(part, AnswerPart)}
+    return list({id(part): part for unread in calls.values() for part in unread}.values())
 
 
-def data_future(crew: Crew, plan: CallPlan, pendings: Sequence[Pending]) -> DataProtoFuture[Any]:
-    """The future of a batch mode's result."""
+def data_future(
+    crew: Crew, plan: CallPlan, pendings: Sequence[Pending], behind: Sequence[AnswerPart] = ()
+) -> DataProtoFuture[Any]:
+    """The future of a batch mode's result.
+
+    Args:
+        behind: answers of earlier calls that nobody reads, and without which this result is not there.
+    """
 
     def part(pending: Pending, ref: Any, unread: tuple[AnswerPart, ...] = ()) -> AnswerPart:
         return AnswerPart(ref, pending.rank, crew, pending.generation, plan.method, unread)
 
     by_rank = {pending.rank: pending for pending in pendings}
     answers = [by_rank.pop(rank) for rank in plan.fetched_ranks]
-    unread = tuple(part(each, each.ref) for each in by_rank.values())
+    unread = (*behind, *(part(each, each.ref) for each in by_rank.values()))
     return BatchFuture(
         plan.collect.collect,
         [part(each, each.ref, unread) for each in answers],

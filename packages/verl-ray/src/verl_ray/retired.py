@@ -6,16 +6,19 @@ calls that pass no reference pay nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import ray
 from verl_dispatch.plan import RankCall
+from verl_dispatch.plan_facts import arguments_of
+from verl_protocol import DataProto
 
 from verl_ray.group_errors import StaleReferenceError
 
 __all__ = ["refuse_retired", "retire"]
 
+_PLAIN = frozenset([type(None), bool, int, float, complex, str, bytes])
 _RETIRED: dict[bytes, tuple[str, int]] = {}
 """Actor id -> name of its group, and the generation that the actor belonged to; a few bytes each."""
 
@@ -26,20 +29,36 @@ def retire(handles: Iterable[Any], group: str, generation: int) -> None:
 
 
 def refuse_retired(calls: Iterable[RankCall]) -> None:
-    """Let calls pass that get no reference to what a retired worker made.
+    """Let calls pass that get no reference to what a retired worker made, also none within lists, dicts and
+    the `meta_info` of batches.
 
     Raises:
         StaleReferenceError: the worker that made it was ended by a restart.
     """
     if not _RETIRED:
         return
-    for call in calls:
-        for value in (*call.args, *call.kwargs.values()):
-            if isinstance(value, ray.ObjectRef):
-                _refuse(value)
+    # Ranks that get the same are looked at once.
+    alike = {(id(call.args), id(call.kwargs)): call for call in calls}
+    distinct = {id(value): value for call in alike.values() for value in arguments_of(call)}
+    for ref in _references(distinct.values()):
+        made_by = _RETIRED.get(ref.task_id().actor_id().binary())
+        if made_by is not None:
+            raise StaleReferenceError(*made_by)
 
 
-def _refuse(ref: Any) -> None:
-    made_by = _RETIRED.get(ref.task_id().actor_id().binary())
-    if made_by is not None:
-        raise StaleReferenceError(*made_by)
+def _references(values: Collection[Any]) -> Iterator[ray.ObjectRef[Any]]:
+    # Lists of numbers or texts may be long; their types are seen faster than looked at one by one.
+    if _PLAIN.issuperset(map(type, values)):
+        return
+    for value in values:
+        if isinstance(value, ray.ObjectRef):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from _references(value.values())
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            yield from _references(value)
+        elif isinstance(value, DataProto):
+            yield from _references(value.meta_info.values())
+            for column in value.non_tensor_batch.values():
+                if column.dtype == object:
+                    yield from _references(column.reshape(-1).tolist())
