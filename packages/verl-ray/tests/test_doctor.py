@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from verl_ray import doctor_facts
 from verl_ray.cluster import NodeFacts
 from verl_ray.doctor import main, report_as_text
 from verl_ray.doctor_checks import check
@@ -44,6 +46,16 @@ def test_without_a_cluster_the_machine_is_shown_as_ray_would_count_it() -> None:
     assert "(CPU 4, GPU 1, memory 2.0 GiB)" in text
 
 
+def test_bytecode_is_missed_only_where_it_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
+    assert gather_facts({"PYTHONDONTWRITEBYTECODE": "1"}).compiles_torch_anew
+    assert not gather_facts({}).compiles_torch_anew
+    monkeypatch.setattr(doctor_facts, "_has_bytecode", lambda package: package == "torch")
+    assert not gather_facts({"PYTHONDONTWRITEBYTECODE": "1"}).compiles_torch_anew
+
+
 @pytest.mark.parametrize(
     ("changed", "level", "what", "remedy"),
     [
@@ -58,6 +70,7 @@ def test_without_a_cluster_the_machine_is_shown_as_ray_would_count_it() -> None:
         ),
         ({"environ": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "yes"}}, "warning", "'yes'", "=1"),
         ({"environ": {"RANK": "0", "WORLD_SIZE": "1"}}, "warning", "RANK, WORLD_SIZE", "torchrun"),
+        ({"compiles_torch_anew": True}, "warning", "PYTHONDONTWRITEBYTECODE", "compileall"),
         (
             {"shared_memory": DiskFacts("/dev/shm", GIB // 16, 0)},
             "error",

@@ -88,6 +88,16 @@ def _rank_variables(facts: DoctorFacts) -> Iterator[Finding]:
         )
 
 
+def _bytecode(facts: DoctorFacts) -> Iterator[Finding]:
+    if facts.compiles_torch_anew:
+        yield Finding(
+            "warning",
+            "PYTHONDONTWRITEBYTECODE is set and torch is not compiled: every worker compiles it anew, which "
+            "takes about as long as the rest of its start",
+            "unset PYTHONDONTWRITEBYTECODE, or run `python -m compileall` on site-packages once",
+        )
+
+
 def _shared_memory(facts: DoctorFacts) -> Iterator[Finding]:
     shm = facts.shared_memory
     if shm is not None and shm.total < _SMALL_SHARED_MEMORY:
@@ -156,6 +166,7 @@ _JUDGES: tuple[Callable[[DoctorFacts], Iterator[Finding]], ...] = (
     _device_masks,
     _noset_switches,
     _rank_variables,
+    _bytecode,
     _shared_memory,
     _object_stores,
     _session_disk,

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
+from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,12 @@ class ClusterFacts:
 
 @dataclass(frozen=True)
 class DoctorFacts:
-    """All that the checks judge; `machine` is what Ray would offer if it were started here."""
+    """All that the checks judge.
+
+    Attributes:
+        machine: what Ray would offer if it were started here.
+        compiles_torch_anew: whether every process that imports torch compiles it: no bytecode is kept.
+    """
 
     python: str
     versions: Mapping[str, str]
@@ -60,6 +66,7 @@ class DoctorFacts:
     session_disk: DiskFacts | None
     machine: Mapping[str, float] = field(default_factory=dict)
     cluster: ClusterFacts = field(default_factory=ClusterFacts)
+    compiles_torch_anew: bool = False
 
 
 def gather_facts(environ: Mapping[str, str], address: str | None = None) -> DoctorFacts:
@@ -74,6 +81,7 @@ def gather_facts(environ: Mapping[str, str], address: str | None = None) -> Doct
         session_disk=_disk(Path(environ.get("RAY_TMPDIR") or tempfile.gettempdir())),
         machine=_machine(),
         cluster=_look_at_cluster(address),
+        compiles_torch_anew=bool(environ.get("PYTHONDONTWRITEBYTECODE")) and not _has_bytecode("torch"),
     )
 
 
@@ -102,6 +110,12 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             versions[name] = "not installed"
     return versions
+
+
+def _has_bytecode(package: str) -> bool:
+    """Whether an interpreter would find the package compiled; the package is not imported."""
+    spec = find_spec(package)
+    return spec is None or spec.origin is None or Path(cache_from_source(spec.origin)).exists()
 
 
 def _matters(name: str) -> bool:
