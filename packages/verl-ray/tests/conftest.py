@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,6 +81,26 @@ def shared_ray() -> Iterator[None]:
 def running_ray() -> None:
     """The shared cluster, for groups that serve a whole module."""
     start_shared_ray()
+
+
+@pytest.fixture(scope="module")
+def no_ray() -> Iterator[None]:
+    """No Ray before and after, for modules that bring a cluster of their own."""
+    ray.shutdown()
+    yield
+    ray.shutdown()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests without the shared cluster come last here: it would have to start anew after each of them."""
+    places = [place for place, item in enumerate(items) if item.path.parent == Path(__file__).parent]
+    here = sorted((items[place] for place in places), key=lambda item: "no_ray" in _fixtures_of(item))
+    for place, item in zip(places, here, strict=True):
+        items[place] = item
+
+
+def _fixtures_of(item: pytest.Item) -> tuple[str, ...]:
+    return tuple(getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -38,7 +38,7 @@ class Resident(Worker):
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster(no_ray: None) -> Iterator[Cluster]:
     """A head that takes no workers, and that notices a dead node within about two seconds."""
     quick = {
         "health_check_initial_delay_ms": 0,
@@ -46,7 +46,6 @@ def cluster() -> Iterator[Cluster]:
         "health_check_timeout_ms": 1000,
         "health_check_failure_threshold": 4,
     }
-    ray.shutdown()
     head = {"num_cpus": 0, "include_dashboard": False, "_system_config": quick}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, log_to_driver=False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,26 @@ from verl_ray.shares import LEDGER
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 
-GROUPS, WARM_UP = 20, 5
+GROUPS, AHEAD, WARM_UP = 20, 2, 5
 
 
 class Visitor:
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def add(self, number: int) -> int:
         return number + 1
+
+
+def ranks_of(number: int) -> int:
+    """Every worker is a process that imports torch, so few groups have two."""
+    return 1 if number % 10 else 2
+
+
+def started(number: int) -> tuple[RayResourcePool, RayWorkerGroup[Visitor]]:
+    """The group of one turn; its workers start while others are used."""
+    pool = RayResourcePool(
+        [ranks_of(number)], use_gpu=number % 3 == 0, max_colocate_count=1, cpus_per_worker=0.1
+    )
+    return pool, RayWorkerGroup(pool, RayClassWithInitArgs(Visitor), name_prefix="visitor", wait=False)
 
 
 def resident_mib() -> float:
@@ -32,13 +46,9 @@ def resident_mib() -> float:
 
 
 @pytest.fixture
-def small_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cluster that keeps few processes ready, and none with torch: every group would use one up."""
-    ray.shutdown()
-    monkeypatch.delenv("RAY_preload_python_modules", raising=False)
+def small_cluster(no_ray: None) -> None:
+    """A cluster that keeps few processes ready."""
     ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def test_twenty_groups_in_turn_leave_nothing(
@@ -49,13 +59,12 @@ def test_twenty_groups_in_turn_leave_nothing(
     actors: list[str] = []
     memory: list[float] = []
     before = free_resources()
-    template = RayClassWithInitArgs(Visitor)
+    coming = deque(started(number) for number in range(AHEAD))
     for number in range(GROUPS):
-        # Each worker costs the import of torch, so few groups have two.
-        ranks = 1 if number % 10 else 2
-        pool = RayResourcePool([ranks], use_gpu=number % 3 == 0, max_colocate_count=1)
-        group = RayWorkerGroup(pool, template, name_prefix="visitor")
-        assert group.add(number) == [number + 1] * ranks
+        if number + AHEAD < GROUPS:
+            coming.append(started(number + AHEAD))
+        pool, group = coming.popleft()
+        assert group.add(number) == [number + 1] * ranks_of(number)
         actors += [handle._actor_id.hex() for handle in group.workers]
         # Those of most turns are ended; of some, the driver just loses sight.
         if number % 4:

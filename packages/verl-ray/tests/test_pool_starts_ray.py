@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import ray
 from verl_dispatch import Dispatch, register
@@ -11,14 +9,6 @@ from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, Work
 from verl_ray.errors import PoolClosed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
-
-
-@pytest.fixture
-def no_ray() -> Iterator[None]:
-    """No connection to Ray before and after."""
-    ray.shutdown()
-    yield
-    ray.shutdown()
 
 
 class Idle:

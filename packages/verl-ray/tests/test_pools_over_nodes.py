@@ -18,9 +18,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster(no_ray: None) -> Iterator[Cluster]:
     """A head without CPUs and three nodes: small, large, and one with a label."""
-    ray.shutdown()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     cluster.add_node(num_cpus=2)
     cluster.add_node(num_cpus=4)
