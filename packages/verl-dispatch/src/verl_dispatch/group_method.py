@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import cached_property
 from threading import Lock
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
@@ -113,19 +114,29 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
             result = traced_call(group, self, args, kwargs)
             return result
         plan = self._usable_plan(args, kwargs)
-        outputs = group._wait(plan, group._send(plan, self._options), self._options.timeout_s)
+        outputs = group._wait(plan, group._send(plan, self._awaited), self._options.timeout_s)
         result = plan.collect.collect(outputs)
         return result
+
+    @cached_property
+    def _awaited(self) -> CallOptions:
+        """The options of a call whose answers the caller waits for at once."""
+        return self._options.changed(blocking=True)
+
+    @cached_property
+    def _asked_for_later(self) -> CallOptions:
+        return self._options.changed(blocking=None)
 
     def submit(self, /, *args: GP.args, **kwargs: GP.kwargs) -> CallFuture[G_co]:
         """Starts the method and returns a future of its result: `result(timeout)`, or `await` it."""
         plan = self._usable_plan(args, kwargs)
-        return CallFuture(self._group, plan, self._group._send(plan, self._options), self._options.timeout_s)
+        pendings = self._group._send(plan, self._asked_for_later)
+        return CallFuture(self._group, plan, pendings, self._options.timeout_s)
 
     def stream(self, /, *args: GP.args, **kwargs: GP.kwargs) -> Iterator[tuple[int, R_co]]:
         """Starts the method and gives `(rank, answer)` as the answers come, padding taken off."""
         plan = self._usable_plan(args, kwargs)
-        pendings = self._group._send(plan, self._options)
+        pendings = self._group._send(plan, self._asked_for_later)
         return self._parts(plan, self._group._stream(plan, pendings, self._options.timeout_s))
 
     def plan(self, /, *args: GP.args, **kwargs: GP.kwargs) -> CallPlan:

@@ -120,7 +120,7 @@ def _run(
     begin = time.perf_counter()
     plan = method._usable_plan(args, kwargs)
     timer.started = time.perf_counter()
-    pendings = group._send(plan, method._options)
+    pendings = group._send(plan, method._awaited)
     sent = time.perf_counter()
     outputs = group._wait(plan, pendings, method._options.timeout_s)
     waited = time.perf_counter()

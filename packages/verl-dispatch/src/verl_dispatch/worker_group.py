@@ -101,8 +101,9 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
 
         The worker runs `getattr(worker, plan.method)(*call.args, **call.kwargs)`; for a registered method
         that is the function made by `register`, which resolves futures and padding by itself. `plan.shared`
-        says what to store once. `options.blocking` is False where the caller gets futures of the answers,
-        which others may read then. Nothing is left running when this raises.
+        says what to store once. `options.blocking` is True where the caller waits for the answers before it
+        does anything else, False where it gets futures of them, which others may read then, and None where
+        it asks for them later. Nothing is left running when this raises.
         """
         raise NotImplementedError
 
