@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -59,13 +60,16 @@ def medians_ms(
 ) -> dict[str, float]:
     """Median milliseconds of a call of each work.
 
-    The works take turns, so that drift of the machine hits all alike; what they return is let go of outside
-    the measured time; the first `warm_up` rounds are thrown away.
+    The works take turns, so that drift of the machine hits all alike, in another order each round, for one
+    leaves the caches to the next; what they return is let go of outside the measured time; the first
+    `warm_up` rounds are thrown away.
     """
     times: dict[str, list[float]] = {name: [] for name in works}
+    order, shuffled = list(works), random.Random(0)
     for turn in range(warm_up + rounds):
-        for name, work in works.items():
-            elapsed = _milliseconds(work, calls_per_round)
+        shuffled.shuffle(order)
+        for name in order:
+            elapsed = _milliseconds(works[name], calls_per_round)
             if turn >= warm_up:
                 times[name].append(elapsed / calls_per_round)
     return {name: statistics.median(found) for name, found in times.items()}

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +21,15 @@ from typing import Any
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 # Ray gives its workers a low priority; beside other load they would lose to MPI for that reason alone.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Where no bytecode is kept, a start is for the most part a compilation of torch.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(tempfile.gettempdir()) / "verl_ray_bench_bytecode"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "tools"))
 
 import ray
 import torch
 from benchmark_harness import Aim, Row, comparison, medians_ms
-from data_sizes import LARGE_ROWS, SMALL_ROWS, WIDTH, Arrays, names, numbers
+from data_sizes import LARGE_ROWS, SMALL_ROWS, WIDTH, Arrays, with_names
 from memory import memory_left
 from other_ways import mpi_medians, verl_medians
 from plain import PlainGroup
@@ -38,9 +42,13 @@ MEMORY_ROWS, MEMORY_CALLS = 580, 100
 
 
 def as_batch(arrays: Arrays) -> DataProto:
-    """The same columns, and a column of names, as the library's users hold them."""
-    tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
-    return DataProto.from_dict(tensors=tensors, non_tensors={"uid": names(len(arrays["input_ids"]))})
+    """The same columns as the library's users hold them."""
+    return DataProto.from_dict(tensors=as_tensors(arrays), non_tensors={"uid": arrays["uid"]})
+
+
+def as_tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
+    """The columns of numbers."""
+    return {key: torch.from_numpy(array) for key, array in arrays.items() if key != "uid"}
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ class Bench:
 
     def cases(self) -> Iterator[Case]:
         """All work that is measured call by call."""
-        large, small = numbers(LARGE_ROWS), numbers(SMALL_ROWS)
+        large, small = with_names(LARGE_ROWS), with_names(SMALL_ROWS)
         batch, few = as_batch(large), as_batch(small)
         yield Case(
             "small call", lambda: self.group.ping(1), lambda: self.plain.ping(1), Aim(1.12), "small call"
@@ -82,18 +90,13 @@ class Bench:
 
     def _to_all(self, large: Arrays, batch: DataProto) -> Iterator[Case]:
         plain, group, size = self.plain, self.group, megabytes(large)
-        state = {f"layer.{key}": torch.from_numpy(array) for key, array in large.items()}
-
-        def read() -> object:
-            return plain.broadcast(large)
-
-        def cloned() -> object:
-            return plain.broadcast_and_clone(large)
-
-        for what, viewed, written in (
-            ("broadcast", lambda: group.broadcast_read_only(batch), lambda: group.broadcast(batch)),
-            ("state_dict to all", lambda: group.load_read_only(state), lambda: group.load(state)),
+        state = {f"layer.{key}": tensor for key, tensor in as_tensors(large).items()}
+        arrays = {key: array for key, array in large.items() if key != "uid"}
+        for what, given, viewed, written in (
+            ("broadcast", large, lambda: group.broadcast_read_only(batch), lambda: group.broadcast(batch)),
+            ("state_dict to all", arrays, lambda: group.load_read_only(state), lambda: group.load(state)),
         ):
+            read, cloned = partial(plain.broadcast, given), partial(plain.broadcast_and_clone, given)
             yield Case(f"{what} {size}, read-only", viewed, read, Aim(1.15), "broadcast, read-only")
             yield Case(f"{what} {size}, writable", written, cloned, Aim(1.15), "broadcast, writable")
 
@@ -141,8 +144,8 @@ class Bench:
 
 
 def megabytes(arrays: Arrays) -> str:
-    """The size of all arrays."""
-    return f"{sum(array.nbytes for array in arrays.values()) / 1e6:.1f} MB"
+    """The size of all numbers."""
+    return f"{sum(array.nbytes for key, array in arrays.items() if key != 'uid') / 1e6:.1f} MB"
 
 
 def measured(case: Case, rounds: int, others: dict[str, dict[str, float]]) -> Row:
@@ -163,7 +166,7 @@ def run(options: argparse.Namespace, others: dict[str, dict[str, float]]) -> tup
         rows += [
             measured(case, options.rounds, others) for case in bench.cases() if options.only in case.work
         ]
-        left = memory_left(bench.group.echo, as_batch(numbers(MEMORY_ROWS)), MEMORY_CALLS)
+        left = memory_left(bench.group.echo, as_batch(with_names(MEMORY_ROWS)), MEMORY_CALLS)
     finally:
         bench.close()
     return rows, left

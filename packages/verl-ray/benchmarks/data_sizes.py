@@ -26,6 +26,11 @@ def numbers(rows: int) -> Arrays:
     return arrays
 
 
+def with_names(rows: int) -> Arrays:
+    """The columns of `numbers`, and one of names."""
+    return numbers(rows) | {"uid": names(rows)}
+
+
 def names(rows: int) -> np.ndarray[Any, Any]:
     """A name for each row."""
     return np.array([f"prompt-{row}" for row in range(rows)], dtype=object)

@@ -23,9 +23,10 @@ from verl_dispatch.layout import RowTrim
 from verl_dispatch.plan import RankCall
 from verl_protocol import DataProto, DataProtoFuture
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, parallel_put
-from verl_ray.future_needs import needed_parts
+from verl_ray.future_needs import knows_row_counts, needed_parts
 from verl_ray.futures import AnswerPart
-from verl_ray.message import ONE_READER, open_message
+from verl_ray.message import ONE_READER, Slot, open_message
+from verl_ray.sealed import SealedFuture
 from verl_ray.sending import Packer
 
 pytestmark = pytest.mark.timeout(120)
@@ -191,6 +192,17 @@ def test_futures_reach_the_worker_unread_and_each_reads_its_rows(group: RayWorke
     assert group.values(future) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+def test_only_a_caller_who_waits_anyway_waits_for_row_counts(group: RayWorkerGroup[Reader]) -> None:
+    future = group.make(batch(8))
+    asked_later = group.values.submit(future)
+    handed_on = group.make(future)
+    assert not knows_row_counts(future)
+    assert group.values(future) == asked_later.result(60) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert knows_row_counts(future)
+    assert not knows_row_counts(handed_on)
+    assert group.values(group.make(future)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
 def test_what_one_reader_of_a_future_writes_no_other_sees(group: RayWorkerGroup[Reader]) -> None:
     future = group.make(batch(8, 1000))
     assert group.write(future) == [True, True]
@@ -301,6 +313,23 @@ def test_workers_find_the_parts_at_hand_that_their_rows_lie_in(
 def test_known_row_counts_say_it_exactly(counts: list[int], needed: list[set[int]]) -> None:
     future = future_of(2, counts)
     assert [set(needed_parts(future, FuturePart(future, index, 2))) for index in range(2)] == needed
+
+
+def test_a_whole_part_goes_without_the_future_and_its_row_counts() -> None:
+    parts = [part_of(f"part {index}") for index in range(2)]
+    future = SealedFuture(DataProto.concat, parts, row_counts=[2, 2])
+    pieces = future.chunk(2)
+    for readers, opens_for in (("one", "many"), ("read_only", "read_only")):
+        for index, piece in enumerate(pieces):
+            message, *refs = Packer({}, readers).pack(RankCall(index, (piece,)), ONE_READER)  # type: ignore[arg-type]
+            assert message[0] == (Slot(0, opens_for=opens_for),)  # type: ignore[arg-type]
+            assert refs == [f"part {index}"]
+    third, *refs = Packer({}).pack(RankCall(0, (future.chunk(4)[2],)), ONE_READER)
+    assert refs == ["part 1"]
+    (placed,), _, _ = pickle.loads(pickle.dumps(third))
+    assert placed.futures == [None, Slot(0)]
+    _, *refs = Packer({}, prefetches=False).pack(RankCall(0, (pieces[0],)), ONE_READER)
+    assert refs == []
 
 
 def test_replicas_of_a_padded_part_share_what_is_stored() -> None:

@@ -24,6 +24,7 @@ from verl_ray.actor_class import ANY_METHOD, routes_of
 from verl_ray.crew import Crew
 from verl_ray.direct import DirectPaths
 from verl_ray.failures import Survey, has_failed, survey
+from verl_ray.future_needs import futures_of, learn_row_counts
 from verl_ray.message import ONE_READER, Answer, Readers, count_rows
 from verl_ray.sending import Packer, store_shared
 
@@ -72,6 +73,8 @@ class Executor:
         self._crew.ready()
         handed_on = options.blocking is False
         transport = self._direct.open(plan.method) if handed_on else None
+        if options.blocking and options.timeout_s is None:
+            self._learn_row_counts(plan)
         counts_rows = handed_on and plan.collect.kind == "batch"
         # Ray takes one return value with a direct transport, so there a second call counts the rows.
         with_rows = counts_rows and transport is None
@@ -89,6 +92,13 @@ class Executor:
                     rows_ref = self._crew.handles[call.rank].__ray_call__.remote(count_rows, value_ref)
                 pendings.append(Pending(call.rank, value_ref, rows_ref, generation))
         return pendings
+
+    def _learn_row_counts(self, plan: CallPlan) -> None:
+        """For a caller who waits anyway: who knows the counts sends less, and spares the workers to ask."""
+        route = self._routes.get(plan.method)
+        if route is not None and route.materializes:
+            for future in futures_of(plan):
+                learn_row_counts(future)
 
     def _packed(
         self, plan: CallPlan, handed_on: bool, with_rows: bool, transport: str | None

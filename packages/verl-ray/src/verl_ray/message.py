@@ -47,10 +47,12 @@ class Slot:
     Attributes:
         index: which of the references.
         own: name of the direct transport by which the reader's own process keeps the value; it is copied.
+        opens_for: how to open the value, which comes sealed; None leaves that to a future around it.
     """
 
     index: int
     own: str | None = None
+    opens_for: Readers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def open_message(
 
 def _filled(value: Any, refs: tuple[Any, ...]) -> Any:
     if isinstance(value, Slot):
-        return refs[value.index] if value.own is None else private_copy(refs[value.index], value.own)
+        return _taken(value, refs[value.index])
     if isinstance(value, DataProtoFuture):
         if value.row_counts is not None:
             value.row_counts = [_filled(count, refs) for count in value.row_counts]
@@ -122,6 +124,12 @@ def _filled(value: Any, refs: tuple[Any, ...]) -> Any:
         value.batch.meta_info = _filled_within(value.meta_info, refs)
         return value.batch
     return value
+
+
+def _taken(slot: Slot, value: Any) -> Any:
+    if slot.own is not None:
+        return private_copy(value, slot.own)
+    return value if slot.opens_for is None else opened(value, slot.opens_for)
 
 
 def _filled_within(value: Any, refs: tuple[Any, ...]) -> Any:

@@ -15,11 +15,13 @@ import numpy as np
 import ray
 import torch
 from verl_protocol import DataProtoFuture
+from verl_protocol.batch_data import num_rows_of
+from verl_protocol.future_rows import PartSpan
 from verl_protocol.wire import dumps, loads
 from verl_protocol.wire_buffer import Readers
 from verl_protocol.wire_walk import leaves
 
-__all__ = ["Arrived", "Sealed", "SealedFuture", "opened", "settled"]
+__all__ = ["Arrived", "Sealed", "SealedFuture", "is_one_whole_part", "opened", "settled"]
 
 T = TypeVar("T")
 _LARGE_BYTES = 65536
@@ -81,6 +83,11 @@ class SealedFuture(DataProtoFuture[Any]):
     read: Sequence[Any] = ()
 
     def _made_of(self, spans: Any, counts: Sequence[int], values: Sequence[Any]) -> Any:
+        if self.tells_rows and is_one_whole_part(spans, counts) and isinstance(values[0], Arrived):
+            # As layouts often are alike, this is worth a shorter way: nothing is cut, joined or copied later.
+            made = values[0].open("read_only" if self.read_only else "many")
+            if num_rows_of(made) == spans[0].stop:
+                return self._remembered(made)
         arrived = [value for value in values if isinstance(value, Arrived)]
         # A function of the user's that puts parts together may write into them.
         safe = self.tells_rows
@@ -88,10 +95,22 @@ class SealedFuture(DataProtoFuture[Any]):
         made = super()._made_of(spans, counts, parts)
         if not (arrived and safe):
             return made
-        made = settled(made, arrived, self.read_only)
+        return self._remembered(settled(made, arrived, self.read_only))
+
+    def _remembered(self, made: Any) -> Any:
         if isinstance(self.read, list):
             self.read.append(made)
         return made
+
+
+def is_one_whole_part(spans: Sequence[PartSpan] | None, counts: Sequence[int]) -> bool:
+    """Whether these are all rows of one part, of parts with so many rows."""
+    return (
+        spans is not None
+        and len(spans) == 1
+        and spans[0].start == 0
+        and spans[0].stop == counts[spans[0].part]
+    )
 
 
 def settled(value: T, arrived: Sequence[Arrived], read_only: bool) -> T:

@@ -21,7 +21,13 @@ from verl_protocol import DataProto, DataProtoFuture
 from verl_protocol.wire import nbytes_of
 
 from verl_ray.direct_refs import transport_of
-from verl_ray.future_needs import is_direct, learn_row_counts, needed_parts
+from verl_ray.future_needs import (
+    is_direct,
+    knows_row_counts,
+    learn_row_counts,
+    needed_parts,
+    whole_part,
+)
 from verl_ray.futures import AnswerPart
 from verl_ray.group_errors import OutOfReachError
 from verl_ray.message import (
@@ -119,7 +125,7 @@ class Packer:
         if isinstance(value, ray.ObjectRef):
             return beside.slot(value)
         if isinstance(value, DataProtoFuture):
-            return self._place_future(value, beside)
+            return self._whole_part(value, beside) or self._place_future(value, beside)
         if isinstance(value, FuturePart):
             return replace(value, future=self._place_future(value.future, beside, value))
         if isinstance(value, PaddedPart):
@@ -151,6 +157,8 @@ class Packer:
         A worker must know the counts before it knows which parts to fetch. Where all parts have equal rows,
         it finds what it needs at hand; where not, it fetches the rest. Parts of a direct transport cannot be
         fetched later, so for those the driver waits for the counts.
+
+        Where the driver knows the counts, it sends exactly the parts that are needed.
         """
         direct = is_direct(future)
         if direct:
@@ -164,11 +172,21 @@ class Packer:
             placed.read_only, placed.read = True, []
         if direct or self._prefetches:
             needed = needed_parts(future, padded) if future.tells_rows else range(len(future.futures))
+            exact = direct or knows_row_counts(future)
             placed.futures = [
-                self._part(part, beside, direct) if index in needed else None if direct else part
+                self._part(part, beside, direct) if index in needed else None if exact else part
                 for index, part in enumerate(future.futures)
             ]
         return placed
+
+    def _whole_part(self, future: DataProtoFuture[Any], beside: _Beside) -> Slot | None:
+        """What stands for a piece that is one whole part, as far as the driver knows; it needs no future."""
+        index = whole_part(future) if self._prefetches and isinstance(future, SealedFuture) else None
+        part = None if index is None else future.futures[index]
+        if not isinstance(part, AnswerPart):
+            return None
+        readers: Readers = "read_only" if self._readers == "read_only" else "many"
+        return replace(beside.slot(part.fresh_ref), opens_for=readers)
 
     def _part(self, part: Any, beside: _Beside, with_inner: bool) -> Any:
         if isinstance(part, AnswerPart):

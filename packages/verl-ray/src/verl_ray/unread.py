@@ -14,12 +14,11 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError
 from verl_dispatch.errors import CallTimeout
-from verl_dispatch.future_parts import FuturePart
 from verl_dispatch.plan import CallPlan
-from verl_dispatch.plan_facts import arguments_of
 from verl_protocol import DataProtoFuture
 
 from verl_ray.failures import has_failed
+from verl_ray.future_needs import futures_of
 from verl_ray.futures import AnswerPart, fetch_answers
 
 __all__ = ["await_unread", "still_open", "unread_behind"]
@@ -73,15 +72,8 @@ def _late(parts: Sequence[AnswerPart], timeout_s: float) -> CallTimeout:
 
 
 def _parts_handed_on(plan: CallPlan) -> Iterator[AnswerPart]:
-    """The parts of all futures among the arguments; pieces of one future have one list of them."""
-    lists: dict[int, Sequence[Any]] = {}
-    for call in plan.calls:
-        for value in arguments_of(call):
-            future = value.future if isinstance(value, FuturePart) else value
-            if isinstance(future, DataProtoFuture):
-                lists[id(future.futures)] = future.futures
-    for parts in lists.values():
-        yield from _answer_parts(parts)
+    for future in futures_of(plan):
+        yield from _answer_parts(future.futures)
 
 
 def _answer_parts(parts: Sequence[Any]) -> Iterator[AnswerPart]:
