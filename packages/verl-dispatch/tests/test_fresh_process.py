@@ -16,6 +16,7 @@ PROGRAM = """
 import json, pickle, sys, time, torch
 before, start = set(sys.modules), time.process_time()
 import verl_dispatch, verl_dispatch.typed_access
+from verl_dispatch import *
 seconds, new = time.process_time() - start, set(sys.modules) - before
 Dispatch = verl_dispatch.Dispatch
 first, second = pickle.loads(bytes.fromhex(sys.argv[1]))

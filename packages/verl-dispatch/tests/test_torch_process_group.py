@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 from verl_dispatch.network import free_port
-from verl_dispatch.process_group import CollectiveNotPossibleError, TorchProcessGroup
+from verl_dispatch.process_group import CollectiveNotPossibleError
 from verl_dispatch.rank_info import RankInfo
+from verl_dispatch.torch_process_group import TorchProcessGroup
 
 PROGRAM = textwrap.dedent(
     """
     import sys, torch
     import verl_dispatch.process_group, verl_dispatch.rank_info
-    from verl_dispatch.process_group import TorchProcessGroup
+    from verl_dispatch.torch_process_group import TorchProcessGroup
     from verl_dispatch.rank_info import RankInfo
 
     rank, port, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]

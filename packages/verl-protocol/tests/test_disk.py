@@ -24,7 +24,7 @@ from verl_protocol.disk import (
     load_from_disk,
     save_to_disk,
 )
-from verl_protocol.wire_tensor import UnknownDtypeError
+from verl_protocol.wire_version import UnknownDtypeError
 
 
 def round_trip(data: DataProto, path: Path, **options: Any) -> DataProto:

@@ -1,15 +1,20 @@
-"""What dispatch does with a batch, the same for DataProto and TensorDict, which is never imported here."""
+"""What dispatch does with a batch, the same for DataProto and TensorDict.
+
+Neither is imported here before there is a batch: a worker that never gets one does without torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-import torch
-from verl_protocol import DataProto, DataProtoConfig, DataProtoFuture, unpad_dataproto
-from verl_protocol.batch_data import BatchData, is_batch, num_rows_of
-from verl_protocol.nested import is_tensordict
-from verl_protocol.padding import pad_rows
+import verl_protocol
+from verl_protocol import DataProtoFuture
+from verl_protocol.batch_data import BatchData, num_rows_of
+from verl_protocol.kinds import is_batch, is_proto
+
+if TYPE_CHECKING:
+    from verl_protocol import DataProto
 
 __all__ = [
     "concat",
@@ -32,7 +37,7 @@ FUTURE_FLAG = "_asks_for_padding"
 
 def is_splittable(value: object) -> bool:
     """Whether a splitting mode can split this by rows: a batch, or the future of one."""
-    return isinstance(value, (DataProto, DataProtoFuture)) or is_tensordict(value)
+    return is_batch(value) or isinstance(value, DataProtoFuture)
 
 
 def is_future(value: object) -> TypeGuard[DataProtoFuture[Any]]:
@@ -55,9 +60,9 @@ def num_rows(batch: Any) -> int:
 
 def wants_padding(batch: Any) -> bool:
     """Whether a batch, or the future of one, asks for automatic padding."""
-    if isinstance(batch, DataProto):
+    if is_proto(batch):
         return bool(batch.is_padding_enabled())
-    return bool(DataProtoConfig.auto_padding) or getattr(batch, FUTURE_FLAG, False)
+    return bool(verl_protocol.DataProtoConfig.auto_padding) or getattr(batch, FUTURE_FLAG, False)
 
 
 def ask_for_padding(future: object) -> None:
@@ -81,6 +86,8 @@ def padded_part(batch: Any, rows: range | Sequence[int], pad: int, *, is_first: 
     `pad_mask` marks the copies. `metrics` stay with the first part, so that joining all parts gives them
     once.
     """
+    from verl_protocol.padding import pad_rows
+
     proto = _as_proto(batch)
     part = proto[rows] if len(rows) or not pad else proto[len(proto) - 1 :]
     if pad:
@@ -94,7 +101,7 @@ def padded_part(batch: Any, rows: range | Sequence[int], pad: int, *, is_first: 
 
 def without_last(batch: Any, count: int) -> Any:
     """The batch without its last rows, as views."""
-    return _like(batch, unpad_dataproto(_as_proto(batch), count))
+    return _like(batch, verl_protocol.unpad_dataproto(_as_proto(batch), count))
 
 
 def concat(batches: Sequence[Any]) -> Any:
@@ -114,7 +121,7 @@ def row_weights(batch: Any, key: str) -> Any:
         return None if found is None else [_number(value) for value in found]
     if column.is_nested:
         return [float(row.sum()) for row in column.unbind()]
-    numbers = column.to(torch.float64)
+    numbers = column.double()
     return numbers.flatten(1).sum(dim=1) if numbers.dim() > 1 else numbers
 
 
@@ -125,8 +132,8 @@ def _number(value: Any) -> float:
 
 
 def _as_proto(batch: Any) -> DataProto:
-    return batch if isinstance(batch, DataProto) else DataProto.from_tensordict(batch)
+    return batch if is_proto(batch) else verl_protocol.DataProto.from_tensordict(batch)
 
 
 def _like(original: Any, proto: DataProto) -> Any:
-    return proto if isinstance(original, DataProto) else proto.to_tensordict()
+    return proto if is_proto(original) else proto.to_tensordict()

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from verl_protocol import DataProto, DataProtoFuture
 from verl_protocol.future_part import Deadline, values_of
-from verl_protocol.jagged import is_jagged
-from verl_protocol.nested import is_tensordict
+from verl_protocol.kinds import is_jagged, is_tensordict
 from verl_protocol.wire import dumps, loads
 
 from verl_dispatch.argument_parts import PaddedPart

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from verl_protocol import DataProto, DataProtoFuture
+from verl_protocol import DataProtoFuture
+from verl_protocol.kinds import is_proto, is_tensor
 from verl_protocol.wire import nbytes_of
 
 from verl_dispatch.argument_parts import PaddedPart
@@ -59,7 +59,7 @@ def _objects_of(call: RankCall) -> Iterator[Any]:
 
 def inner_of(value: Any) -> Iterator[Any]:
     """What is worth storing once within an argument: values of the `meta_info` that all parts have."""
-    if isinstance(value, DataProto):
+    if is_proto(value):
         yield from _bulky(value.meta_info)
 
 
@@ -70,8 +70,10 @@ def _bulky(value: Any) -> Iterator[Any]:
     elif type(value) in (list, tuple):
         for entry in value:
             yield from _bulky(entry)
-    elif isinstance(value, (torch.Tensor, np.ndarray)) or (
-        isinstance(value, (bytes, str)) and len(value) >= _BULKY_LENGTH
+    elif (
+        is_tensor(value)
+        or isinstance(value, np.ndarray)
+        or (isinstance(value, (bytes, str)) and len(value) >= _BULKY_LENGTH)
     ):
         yield value
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_dispatch.errors import _Facts
-from verl_dispatch.process_group import ProcessGroup, TorchProcessGroup
+from verl_dispatch.process_group import ProcessGroup, by_torch
 
 __all__ = [
     "InvalidRankVariableError",
@@ -121,7 +121,7 @@ class WorkerSite:
     """
 
     rank_info: RankInfo
-    make_process_group: Callable[[RankInfo], ProcessGroup] = TorchProcessGroup
+    make_process_group: Callable[[RankInfo], ProcessGroup] = by_torch
     # Off where ranks share a process at the same time: the variables then speak for nobody.
     sets_environment: bool = True
     fused_workers: dict[str, Any] = field(default_factory=dict)
@@ -139,7 +139,7 @@ def current_site() -> WorkerSite | None:
 @contextmanager
 def building(
     rank_info: RankInfo,
-    make_process_group: Callable[[RankInfo], ProcessGroup] = TorchProcessGroup,
+    make_process_group: Callable[[RankInfo], ProcessGroup] = by_torch,
     *,
     sets_environment: bool = True,
     fused_workers: dict[str, Any] | None = None,

@@ -14,8 +14,8 @@ from verl_dispatch.process_group import (
     CollectiveNotPossibleError,
     ProcessGroup,
     ReduceOp,
-    reduce_in_rank_order,
 )
+from verl_dispatch.torch_process_group import reduce_in_rank_order
 
 __all__ = ["Rendezvous", "Seat", "ThreadProcessGroup"]
 

@@ -11,7 +11,7 @@ from typing import Any, Self, SupportsIndex, TypeVar
 from verl_dispatch.errors import UnknownRoleError
 from verl_dispatch.modes import Dispatch, Execute
 from verl_dispatch.network import free_port, node_address
-from verl_dispatch.process_group import ProcessGroup, TorchProcessGroup
+from verl_dispatch.process_group import ProcessGroup, by_torch
 from verl_dispatch.rank_info import RankInfo, current_site, identity_of_new_worker
 from verl_dispatch.register import register
 from verl_dispatch.worker_meshes import WorkerMeshes
@@ -28,7 +28,7 @@ class _Place:
     """What a worker holds for its group, out of the way of the user's own attributes."""
 
     rank_info: RankInfo | None = None
-    make_process_group: Callable[[RankInfo], ProcessGroup] = TorchProcessGroup
+    make_process_group: Callable[[RankInfo], ProcessGroup] = by_torch
     process_group: ProcessGroup | None = None
     meshes: WorkerMeshes = field(default_factory=WorkerMeshes)
 

@@ -24,8 +24,8 @@ from verl_protocol.errors import (
     NotATensorDictError,
     NotBatchesError,
 )
+from verl_protocol.kinds import is_tensordict
 from verl_protocol.metadata import MergeRule, copy_meta
-from verl_protocol.nested import is_tensordict
 from verl_protocol.state import BatchField, Columns
 
 if TYPE_CHECKING:

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from verl_protocol.batch import DataProto
 from verl_protocol.errors import NothingToConcatError
-from verl_protocol.metadata import METRICS
-from verl_protocol.nested import is_tensordict
-from verl_protocol.tensordict_batch import as_batch, as_tensordict, has_rows, stacked_keys
+from verl_protocol.kinds import is_proto, is_tensordict, proto_class
 
 if TYPE_CHECKING:
-    from tensordict import TensorDict
-
     from verl_protocol.futures import DataProtoFuture
 
 __all__ = ["BatchData", "NotABatchError"]
@@ -51,6 +46,7 @@ class BatchData:
     """A batch, a future of one, or a list of such parts, whatever their kind.
 
     >>> import torch
+    >>> from verl_protocol import DataProto
     >>> data = DataProto.from_dict(tensors={"a": torch.arange(4)})
     >>> BatchData(BatchData(data).chunk(2)).concat().batch["a"]
     tensor([0, 1, 2, 3])
@@ -82,8 +78,9 @@ class BatchData:
         if kind != "TensorDict":
             parts: list[Any] = self.data.chunk(chunks, uneven=uneven)
             return parts
-        pieces = as_batch(self.data).chunk(chunks, uneven=uneven)
-        return [as_tensordict(piece, self.data) for piece in pieces]
+        from verl_protocol.tensordict_batch import split_tensordict
+
+        return split_tensordict(self.data, chunks, uneven)
 
     def concat(self) -> Any:
         """The rows of all parts; entries without rows must agree, and metrics become flat lists.
@@ -105,24 +102,23 @@ def concat_parts(parts: Sequence[Any]) -> Any:
     if kind == "DataProtoFuture":
         return type(parts[0]).concat(list(parts))
     if kind == "TensorDict":
-        return _concat_tensordicts(parts)
-    return DataProto.concat(list(parts))
+        from verl_protocol.tensordict_batch import join_tensordicts
 
-
-def _concat_tensordicts(parts: Sequence[TensorDict]) -> TensorDict:
-    stacked = stacked_keys(parts)
-    whole = DataProto.concat([as_batch(part, stacked) for part in parts])
-    return as_tensordict(whole, next((part for part in parts if has_rows(part)), parts[0]))
+        return join_tensordicts(parts)
+    return proto_class().concat(list(parts))
 
 
 def num_rows_of(batch: Any) -> int:
     """The number of rows of a DataProto or TensorDict."""
-    return len(batch) if isinstance(batch, DataProto) else int((*batch.batch_size, 0)[0])
+    return len(batch) if is_proto(batch) else int((*batch.batch_size, 0)[0])
 
 
 def narrow_part(batch: Any, start: int, stop: int) -> Any:
     """Rows `start` to `stop` as views; the metrics stay with the first row."""
-    if not isinstance(batch, DataProto):
+    from verl_protocol.metadata import METRICS
+    from verl_protocol.tensordict_batch import as_batch, as_tensordict
+
+    if not is_proto(batch):
         return as_tensordict(narrow_part(as_batch(batch), start, stop), batch)
     part = batch.slice(start, stop)
     if start > 0:
@@ -130,13 +126,8 @@ def narrow_part(batch: Any, start: int, stop: int) -> Any:
     return part
 
 
-def is_batch(value: object) -> bool:
-    """Whether `value` is a batch that is there, and no future of one."""
-    return isinstance(value, DataProto) or is_tensordict(value)
-
-
 def _kind_of(value: object) -> str | None:
-    if isinstance(value, DataProto):
+    if is_proto(value):
         return "DataProto"
     return "TensorDict" if is_tensordict(value) else _future_kind(value)
 

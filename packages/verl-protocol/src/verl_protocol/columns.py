@@ -24,7 +24,7 @@ from verl_protocol.errors import (
     ScalarColumnError,
     StridedNestedError,
 )
-from verl_protocol.jagged import is_jagged
+from verl_protocol.kinds import is_jagged, is_tensordict
 
 
 def tensor_columns(tensors: Mapping[str, Any] | None) -> dict[str, torch.Tensor]:
@@ -66,7 +66,7 @@ def check_devices(tensors: Mapping[str, Any]) -> None:
 
 
 def _tensor_column(key: str, value: Any) -> Any:
-    if nested.is_tensordict(value):
+    if is_tensordict(value):
         return value
     if not isinstance(value, torch.Tensor):
         raise ColumnTypeError(
@@ -164,7 +164,7 @@ def column_of_tensors(
     if not row_tensors:
         raise NothingToConcatError
     for row, tensor in enumerate(row_tensors):
-        if not isinstance(tensor, torch.Tensor) and not nested.is_tensordict(tensor):
+        if not isinstance(tensor, torch.Tensor) and not is_tensordict(tensor):
             raise ColumnTypeError(key, tensor, f"row {row} is no tensor")
         if tensor.dtype != row_tensors[0].dtype:
             found: dict[int | str, object] = {"row 0": row_tensors[0].dtype, f"row {row}": tensor.dtype}

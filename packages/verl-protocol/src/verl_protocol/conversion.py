@@ -21,6 +21,7 @@ from verl_protocol.errors import (
     NotRowsError,
     UnlikeDictsError,
 )
+from verl_protocol.kinds import is_jagged
 from verl_protocol.metadata import copy_meta
 from verl_protocol.selecting import key_list
 
@@ -110,7 +111,7 @@ def _tensor_of(key: str, values: Sequence[Any], dim: RaggedDim) -> torch.Tensor:
 
 def row_of(column: Any, row: int) -> Any:
     """One row of a column: a view of a tensor, or the object in an array."""
-    if jagged.is_jagged(column):
+    if is_jagged(column):
         parts = jagged.jagged_parts(jagged.narrow_jagged(column, row, row + 1))
         return parts.values.narrow(parts.dim - 1, 0, int(parts.row_lengths[0]))
     return column[row]

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verl_protocol import jagged, nested
+from verl_protocol import jagged
 from verl_protocol.errors import short
+from verl_protocol.kinds import is_jagged, is_tensordict
 
 if TYPE_CHECKING:
     from verl_protocol.state import BatchState
@@ -26,13 +27,13 @@ def describe_column(column: Any) -> str:
     """Dtype, shape and device of a column, on one line."""
     if isinstance(column, np.ndarray):
         return f"{column.dtype}{list(column.shape)}"
-    if jagged.is_jagged(column):
+    if is_jagged(column):
         dim = jagged.ragged_dim(column)
         shape = ["*" if at == dim else int(size) for at, size in enumerate(_sizes(column))]
         return f"{_dtype(column)}[{', '.join(map(str, shape))}] jagged on {column.device}"
     if isinstance(column, torch.Tensor):
         return f"{_dtype(column)}{list(column.shape)} on {column.device}"
-    if nested.is_tensordict(column):
+    if is_tensordict(column):
         return f"TensorDict with {sorted(map(str, column.keys()))}"
     return type(column).__name__
 
@@ -121,7 +122,7 @@ def _storages(value: Any, seen: set[int]) -> Iterator[tuple[object, int]]:
         if value.dtype == object:
             for item in value.ravel().tolist():
                 yield from _storages(item, seen)
-    elif isinstance(value, Mapping) or nested.is_tensordict(value):
+    elif isinstance(value, Mapping) or is_tensordict(value):
         for item in value.values():
             yield from _storages(item, seen)
     elif isinstance(value, (list, tuple, set)):
@@ -130,7 +131,7 @@ def _storages(value: Any, seen: set[int]) -> Iterator[tuple[object, int]]:
 
 
 def _tensor_storages(tensor: torch.Tensor) -> Iterator[tuple[object, int]]:
-    if jagged.is_jagged(tensor):
+    if is_jagged(tensor):
         parts = jagged.jagged_parts(tensor)
         for piece in (parts.values, parts.offsets, parts.lengths):
             if piece is not None:

@@ -14,7 +14,7 @@ from verl_protocol.arguments import flag
 from verl_protocol.batch import DataProto
 from verl_protocol.disk_file import Entry, FileFormatError, MappedFile, write_file
 from verl_protocol.disk_values import PickleNeededError, PickleRefusedError, Reader, Writer
-from verl_protocol.wire_tensor import UnknownDtypeError
+from verl_protocol.wire_version import UnknownDtypeError
 
 __all__ = ["FileFormatError", "PickleNeededError", "PickleRefusedError", "load_from_disk", "save_to_disk"]
 

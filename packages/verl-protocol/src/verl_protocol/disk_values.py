@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verl_protocol import nested
 from verl_protocol.disk_file import Entry, MappedFile
-from verl_protocol.jagged import is_jagged, jagged_parts
+from verl_protocol.jagged import jagged_parts
+from verl_protocol.kinds import is_jagged, is_tensordict
+from verl_protocol.tensor_memory import tensor_bytes
 from verl_protocol.wire_array import restore_objects
-from verl_protocol.wire_buffer import array_bytes, tensor_bytes
+from verl_protocol.wire_buffer import array_bytes
 from verl_protocol.wire_tensor import dtype_name, dtype_named, is_dense, restore_jagged
 from verl_protocol.wire_tensordict import restore_non_tensor_stack, restore_tensordict
 
@@ -91,7 +92,7 @@ class Writer:
             return self._array(value, place)
         if isinstance(value, np.generic) and value.dtype.kind in "biufcSUmM":
             return {"scalar": self._array(np.asarray(value), place)}
-        return self._tensordict(value, place) if nested.is_tensordict(value) else None
+        return self._tensordict(value, place) if is_tensordict(value) else None
 
     def _tensor(self, value: torch.Tensor, place: str) -> dict[str, Any] | None:
         if is_jagged(value):

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verl_protocol import dense, jagged, nested
+from verl_protocol import dense, jagged
+from verl_protocol.kinds import is_jagged, is_tensordict
 
 _Pairs = set[tuple[int, int]]
 
@@ -68,7 +69,7 @@ def _equal(first: Any, second: Any, open_pairs: _Pairs) -> bool:
 
 
 def _container_rule(first: Any, second: Any) -> Callable[[Any, Any, _Pairs], bool] | None:
-    if nested.is_tensordict(first) and nested.is_tensordict(second):
+    if is_tensordict(first) and is_tensordict(second):
         return _tensordicts
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         return _mappings
@@ -83,7 +84,7 @@ def _tensors(first: torch.Tensor, second: torch.Tensor) -> bool:
     if first.dtype != second.dtype or first.is_nested != second.is_nested or first.layout != second.layout:
         return False
     try:
-        return _jagged(first, second) if jagged.is_jagged(first) else _dense(first, second)
+        return _jagged(first, second) if is_jagged(first) else _dense(first, second)
     except (RuntimeError, NotImplementedError, ValueError):
         # A layout or device (meta, quantized, sparse) for which torch cannot compare values.
         return False

@@ -12,7 +12,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from verl_protocol.batch_data import as_future, is_batch, num_rows_of
+from verl_protocol.batch_data import as_future, num_rows_of
+from verl_protocol.kinds import is_batch
 
 
 @runtime_checkable

@@ -7,11 +7,11 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from verl_protocol.arguments import flag, whole_number
-from verl_protocol.batch import DataProto
-from verl_protocol.batch_data import BatchData, as_future, concat_parts, is_batch, narrow_part, num_rows_of
+from verl_protocol.batch_data import BatchData, as_future, concat_parts, narrow_part, num_rows_of
 from verl_protocol.errors import NothingToConcatError, UnevenChunksError
 from verl_protocol.future_part import Deadline, Fetch, Part, PartTypeError, RowsOf, values_of, wait_async
 from verl_protocol.future_rows import Cut, PartSpan, Rows, overlaps, span_of
+from verl_protocol.kinds import is_batch, proto_class
 
 __all__ = ["BatchData", "DataProtoFuture", "PartRowsError", "PartTypeError", "RowCountsError"]
 
@@ -61,6 +61,7 @@ class DataProtoFuture(Generic[B_co]):
         RowCountsError: not one row count per part.
 
     >>> import torch
+    >>> from verl_protocol import DataProto
     >>> from concurrent.futures import Future
     >>> part: Future[DataProto] = Future()
     >>> batch = DataProtoFuture.concat([part])
@@ -233,7 +234,7 @@ class DataProtoFuture(Generic[B_co]):
 
 
 def _is_concat(collect_fn: object) -> bool:
-    return collect_fn is concat_batches or collect_fn is DataProto.concat
+    return collect_fn is concat_batches or collect_fn is getattr(proto_class(), "concat", concat_batches)
 
 
 def _without_padding(part: int, value: Any, count: int) -> Any:

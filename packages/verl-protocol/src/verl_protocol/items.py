@@ -14,6 +14,7 @@ from verl_protocol.conversion import list_of_dict_to_dict_of_list, row_of
 from verl_protocol.describing import describe_item
 from verl_protocol.equality import equal
 from verl_protocol.errors import NothingToConcatError
+from verl_protocol.kinds import is_jagged
 from verl_protocol.metadata import METRICS, copy_meta, merge_meta
 from verl_protocol.state import BatchField, BatchState, check_batch
 
@@ -52,7 +53,7 @@ def item_of(data: BatchState, row: int) -> DataProtoItem:
     rows = {key: row_of(column, row) for key, column in tensors.items()}
     item._set_columns(rows if data._has_batch() else None, 1, data._batch_device())
     # A row does not tell whether its column was jagged, or an array of numbers, so the item remembers.
-    ragged = {key: jagged.ragged_dim(column) for key, column in tensors.items() if jagged.is_jagged(column)}
+    ragged = {key: jagged.ragged_dim(column) for key, column in tensors.items() if is_jagged(column)}
     item.__dict__["_kinds"] = (ragged, {key: column[:0].copy() for key, column in arrays.items()})
     return item
 

@@ -8,9 +8,8 @@ from the tensor and never guessed from shapes.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,13 +34,6 @@ class JaggedParts(NamedTuple):
     def row_lengths(self) -> torch.Tensor:
         """How many entries each row has along the ragged dimension."""
         return self.offsets.diff() if self.lengths is None else self.lengths
-
-
-def is_jagged(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether `value` is a nested tensor of the jagged layout."""
-    # Asking for `value.layout` would import torch.distributed.tensor.
-    module = sys.modules.get("torch.nested._internal.nested_tensor")
-    return module is not None and isinstance(value, module.NestedTensor)
 
 
 def jagged_parts(tensor: torch.Tensor) -> JaggedParts:

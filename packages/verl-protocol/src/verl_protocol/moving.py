@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from verl_protocol import nested, rows
 from verl_protocol.arguments import flag
 from verl_protocol.errors import DeviceNameError
+from verl_protocol.kinds import is_tensordict
 
 if TYPE_CHECKING:
     from verl_protocol.state import BatchState
@@ -62,7 +63,7 @@ def _moved(value: Any, device: torch.device, memo: dict[int, Any]) -> Any:
 
 
 def _moved_parts(value: Any, device: torch.device, memo: dict[int, Any]) -> Any:
-    if isinstance(value, torch.Tensor) or nested.is_tensordict(value):
+    if isinstance(value, torch.Tensor) or is_tensordict(value):
         return value.to(device)
     if type(value) is dict:
         return {key: _moved(item, device, memo) for key, item in value.items()}

@@ -5,18 +5,13 @@ tensordict is imported inside the functions only: whoever holds such a value has
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-
-def is_tensordict(value: object) -> bool:
-    """Whether `value` is a TensorDict of any kind, without importing tensordict."""
-    module = sys.modules.get("tensordict")
-    return module is not None and isinstance(value, module.TensorDictBase)
+from verl_protocol.kinds import is_tensordict
 
 
 def object_column(items: Sequence[Any]) -> NDArray[Any]:
@@ -110,3 +105,10 @@ def build_tensordict(entries: Mapping[str, Any], **options: Any) -> Any:
 def _rebuild(model: Any, num_rows: int, entries: dict[str, Any]) -> Any:
     batch_size = [num_rows, *model.batch_size[1:]]
     return build_tensordict(entries, batch_size=batch_size, device=model.device)
+
+
+def tensordict_entries(value: Any) -> Iterable[tuple[object, Any]]:
+    """What a TensorDict holds, by key; for non-tensor data by row."""
+    from tensordict import NonTensorStack
+
+    return enumerate(value.tolist()) if isinstance(value, NonTensorStack) else value.items()

@@ -10,6 +10,7 @@ import torch
 from verl_protocol import jagged, rows
 from verl_protocol.columns import column_of_tensors
 from verl_protocol.errors import NothingToConcatError
+from verl_protocol.kinds import is_jagged
 from verl_protocol.schema import check_schema
 from verl_protocol.tensordict_batch import checked_tensordict
 
@@ -59,7 +60,7 @@ def maybe_fix_3d_position_ids(data: TensorDict) -> None:
     forget. Position ids of other forms stay as they are.
     """
     value: Any = checked_tensordict("data", data).get("position_ids", None)
-    if jagged.is_jagged(value) and value.ndim == 3 and jagged.ragged_dim(value) == 1:
+    if is_jagged(value) and value.ndim == 3 and jagged.ragged_dim(value) == 1:
         fixed = _ragged_in_last(jagged.jagged_parts(value))
         if fixed is not None:
             data.set("position_ids", fixed)

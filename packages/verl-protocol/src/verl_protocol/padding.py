@@ -16,6 +16,7 @@ import torch
 from verl_protocol import dense, jagged, nested, rows
 from verl_protocol.arguments import flag, whole_number
 from verl_protocol.errors import NoRowToPadWithError, PadPolicyError, UnpadError
+from verl_protocol.kinds import is_jagged
 from verl_protocol.state import check_batch
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _with_zero_rows(columns: Mapping[str, Any], pad_size: int) -> dict[str, Any]
 
 def zero_rows(column: Any, num_rows: int) -> Any:
     """Rows of zeros like those of `column`; None for objects, empty rows for jagged columns."""
-    if jagged.is_jagged(column):
+    if is_jagged(column):
         parts = jagged.jagged_parts(column)
         empty = parts.values.narrow(parts.dim - 1, 0, 0)
         return jagged.build_jagged(empty, parts.offsets.new_zeros(num_rows + 1), parts.dim)

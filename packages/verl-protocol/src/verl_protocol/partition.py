@@ -10,11 +10,11 @@ from itertools import accumulate, chain
 from typing import Any, SupportsIndex
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from verl_protocol.arguments import flag, whole_number
 from verl_protocol.errors import UnequalPartsError, WeightsError
+from verl_protocol.kinds import is_tensor
 
 
 def even_sizes(num_rows: int, num_parts: SupportsIndex) -> list[int]:
@@ -88,7 +88,7 @@ def balanced_partition(weights: Any, num_parts: SupportsIndex, equal_size: bool 
 
 
 def _checked_weights(weights: Any) -> NDArray[np.float64]:
-    if isinstance(weights, torch.Tensor):
+    if is_tensor(weights):
         weights = weights.detach().cpu().double().numpy()
     try:
         values = np.asarray(weights, dtype=np.float64)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from verl_protocol import dense, jagged, nested
 from verl_protocol.errors import StridedNestedError
 from verl_protocol.indexing import RowIndex, normalise_index
-from verl_protocol.jagged import is_jagged
+from verl_protocol.kinds import is_jagged
 
 __all__ = [
     "concat",

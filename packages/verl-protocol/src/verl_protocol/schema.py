@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_protocol import jagged, nested
+from verl_protocol import jagged
 from verl_protocol.errors import ColumnMismatchError, MissingColumnsError
+from verl_protocol.kinds import is_jagged, is_tensordict
 
 Part = tuple[int, Mapping[str, Any]]
 """The place of a part in the list that the user gave, and its columns."""
@@ -76,7 +77,7 @@ def _facts(column: Any, padded: bool) -> Iterator[tuple[str, Any]]:
     """What must be the same in all parts, the most telling first."""
     if isinstance(column, np.ndarray):
         yield from {"type": "array", "kind": column.dtype.kind, "row shape": column.shape[1:]}.items()
-    elif jagged.is_jagged(column):
+    elif is_jagged(column):
         parts = jagged.jagged_parts(column)
         shape = tuple("*" if dim == parts.dim - 1 else size for dim, size in enumerate(parts.values.shape))
         yield from {"type": "jagged tensor", "ragged dim": parts.dim, "row shape": shape}.items()
@@ -85,7 +86,7 @@ def _facts(column: Any, padded: bool) -> Iterator[tuple[str, Any]]:
         shape = ("*",) * (column.ndim - 1) if padded else tuple(column.shape[1:])
         yield from {"type": "dense tensor", "row shape": shape}.items()
         yield from {"dtype": column.dtype, "device": column.device}.items()
-    elif nested.is_tensordict(column):
+    elif is_tensordict(column):
         yield from {"type": "nested TensorDict", "keys": sorted(map(str, column.keys()))}.items()
         yield "batch dims", column.batch_size[1:]
     else:

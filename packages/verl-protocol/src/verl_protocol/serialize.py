@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from verl_protocol.jagged import is_jagged, jagged_parts
-from verl_protocol.nested import is_tensordict, rows_of, set_stack
+from verl_protocol.jagged import jagged_parts
+from verl_protocol.kinds import is_jagged, is_tensordict
+from verl_protocol.nested import rows_of, set_stack
+from verl_protocol.tensor_memory import as_tensor, tensor_bytes
 from verl_protocol.tensordict_batch import checked_tensordict, is_data, is_stack, set_data
-from verl_protocol.wire_buffer import as_tensor, incoming, tensor_bytes
+from verl_protocol.wire_buffer import incoming
 from verl_protocol.wire_tensor import dtype_name, dtype_named, is_dense, restore_jagged
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verl_protocol import nested, rows
+from verl_protocol import rows
 from verl_protocol.errors import (
     BatchTypeError,
     ColumnTypeError,
@@ -22,6 +22,7 @@ from verl_protocol.errors import (
     RowCountError,
 )
 from verl_protocol.indexing import RowIndex
+from verl_protocol.kinds import is_tensordict
 from verl_protocol.metadata import copy_meta
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class BatchState:
         if isinstance(value, Columns):
             self._set_columns(value.tensors, value.num_rows, value.device)
             return
-        if value is not None and not nested.is_tensordict(value):
+        if value is not None and not is_tensordict(value):
             raise BatchTypeError(value)
         self.__dict__.pop("_tensordict", None)
         self._tensors, self._built_here = None, False

@@ -14,8 +14,9 @@ import torch
 
 from verl_protocol.batch import DataProto
 from verl_protocol.errors import LoneTensorDictError, NotATensorDictError, NothingToConcatError
+from verl_protocol.kinds import is_tensordict
 from verl_protocol.metadata import copy_meta
-from verl_protocol.nested import is_tensordict, object_column, rows_of, set_stack
+from verl_protocol.nested import object_column, rows_of, set_stack
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -127,3 +128,20 @@ def is_data(value: object) -> bool:
 def stacked_keys(parts: Sequence[TensorDict]) -> frozenset[str]:
     """Keys whose data has one entry per row in at least one part."""
     return frozenset(key for part in parts for key, entry in part.items() if is_stack(entry))
+
+
+def split_tensordict(tensordict: TensorDict, chunks: int, uneven: bool) -> list[TensorDict]:
+    """`chunks` parts of the rows, in order; of equal size unless `uneven`.
+
+    Raises:
+        UnevenChunksError: the rows do not divide by `chunks`.
+    """
+    pieces = as_batch(tensordict).chunk(chunks, uneven=uneven)
+    return [as_tensordict(piece, tensordict) for piece in pieces]
+
+
+def join_tensordicts(parts: Sequence[TensorDict]) -> TensorDict:
+    """The rows of all parts, in order."""
+    stacked = stacked_keys(parts)
+    whole = DataProto.concat([as_batch(part, stacked) for part in parts])
+    return as_tensordict(whole, next((part for part in parts if has_rows(part)), parts[0]))

@@ -16,8 +16,9 @@ from verl_protocol.errors import (
     ScalarColumnError,
     UnknownKeyError,
 )
+from verl_protocol.kinds import is_tensordict
 from verl_protocol.metadata import copy_meta
-from verl_protocol.nested import is_tensordict, object_column, rows_of, set_stack
+from verl_protocol.nested import object_column, rows_of, set_stack
 from verl_protocol.selecting import key_list
 from verl_protocol.tensordict_batch import is_data, is_stack, set_data, set_entry
 

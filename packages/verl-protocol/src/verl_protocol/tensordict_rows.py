@@ -14,8 +14,9 @@ from verl_protocol.conversion import list_of_dict_to_dict_of_list
 from verl_protocol.equality import columns_equal, equal, first_difference
 from verl_protocol.errors import MissingValueError, NothingToConcatError
 from verl_protocol.indexing import IndexLike
+from verl_protocol.kinds import is_jagged, is_tensordict
 from verl_protocol.metadata import METRICS, flatten_metrics
-from verl_protocol.nested import is_tensordict, set_stack
+from verl_protocol.nested import set_stack
 from verl_protocol.padding import pad_dataproto_to_divisor, unpad_dataproto
 from verl_protocol.tensordict_batch import (
     as_batch,
@@ -160,7 +161,7 @@ def contiguous(data: TensorDict) -> TensorDict:
 
 
 def _contiguous(entry: Any) -> Any:
-    if jagged.is_jagged(entry):
+    if is_jagged(entry):
         parts = jagged.jagged_parts(entry)
         return jagged.build_jagged(parts.values.contiguous(), parts.offsets, parts.dim, parts.lengths)
     if is_tensordict(entry):

@@ -12,18 +12,16 @@ import pickle
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
-from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from verl_protocol.wire_buffer import Readers, ready_buffers
-from verl_protocol.wire_encoder import Encoder
 from verl_protocol.wire_guard import ReadOnlyWriteError, check_unwritten, watch
-from verl_protocol.wire_tensor import UnknownDtypeError, counting_writes, loading_on
-from verl_protocol.wire_version import WIRE_VERSION, VersionTag, WireVersionError
+from verl_protocol.wire_pickler import asking_pickler
+from verl_protocol.wire_version import WIRE_VERSION, UnknownDtypeError, VersionTag, WireVersionError
 from verl_protocol.wire_walk import nbytes_of
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "WIRE_VERSION",
@@ -57,7 +55,7 @@ def dumps(
     tensor(1000.)
     """
     stream, buffers = io.BytesIO(), []  # type: ignore[var-annotated]
-    asking = _asking_pickler(pickler)  # type: ignore[arg-type]  # mypy takes no class for hashable
+    asking = asking_pickler(pickler)  # type: ignore[arg-type]  # mypy takes no class for hashable
     asking(stream, protocol=5, buffer_callback=buffers.append).dump(_Envelope(value))
     return stream.getvalue(), buffers
 
@@ -82,6 +80,10 @@ def loads(
         WireVersionError: the payload was written in another format.
     """
     ready = ready_buffers(buffers, readers)
+    if device is None and readers != "read_only":
+        return pickle.loads(data, buffers=ready)
+    from verl_protocol.wire_tensor import counting_writes, loading_on
+
     with nullcontext() if device is None else loading_on(device):
         if readers != "read_only":
             return pickle.loads(data, buffers=ready)
@@ -138,27 +140,3 @@ class _Envelope:
 
 def _open(version: int, value: Any) -> Any:
     return value
-
-
-_NEVER_REDUCED = frozenset([type, FunctionType, BuiltinFunctionType, MethodType])
-"""Types of objects that a pickler asks about often, and of which the encoder knows nothing."""
-
-
-@cache
-def _asking_pickler(base: type[pickle.Pickler]) -> type[pickle.Pickler]:
-    """A pickler like `base` that asks an `Encoder` first."""
-    fallback = getattr(base, "reducer_override", None)
-
-    class AskingPickler(base):  # type: ignore[valid-type, misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._encoder = Encoder(5, asked=True)
-
-        def reducer_override(self, obj: Any) -> Any:
-            if type(obj) not in _NEVER_REDUCED:
-                reduction = self._encoder.reduce(obj)
-                if reduction is not None:
-                    return reduction
-            return NotImplemented if fallback is None else fallback(self, obj)
-
-    return AskingPickler

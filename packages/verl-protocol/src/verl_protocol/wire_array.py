@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_protocol.wire_buffer import array_bytes, as_array, incoming, outgoing
-from verl_protocol.wire_tensor import Part, Reduction
+from verl_protocol.wire_buffer import Part, Reduction, array_bytes, as_array, incoming, outgoing
 
 _SEPARATOR = "\0"
 """Stands between the strings of a column that travels as one; no column that holds it travels so."""

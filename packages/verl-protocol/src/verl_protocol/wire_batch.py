@@ -8,7 +8,7 @@ import torch
 
 from verl_protocol import wire_tensor
 from verl_protocol.state import BatchState
-from verl_protocol.wire_tensor import Part, Reduction
+from verl_protocol.wire_buffer import Part, Reduction
 from verl_protocol.wire_version import VersionTag
 
 

@@ -1,4 +1,4 @@
-"""Bytes of tensors and arrays on their way into a pickle and out of it.
+"""Bytes of arrays and tensors on their way into a pickle and out of it.
 
 On the way in, the bytes become a `pickle.PickleBuffer` (protocol 5: whoever pickles may keep it out of the
 pickle, so nothing is copied), or a bytes object below protocol 5. On the way out, a buffer is either copied
@@ -8,14 +8,11 @@ or used as it is; `ReadyBuffer` marks those for which that has been decided.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-
-from verl_protocol.dense import as_plain
 
 Bytes: TypeAlias = NDArray[np.uint8]
 """Raw bytes as a 1-D numpy array."""
@@ -23,31 +20,16 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Readers: TypeAlias = Literal["one", "many", "read_only"]
 """Who reads a buffer: one reader (who may write into it), many (each takes a copy), many that never write."""
 
+Reduction: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function and its arguments, which make a value again, as `object.__reduce__` gives them."""
+
+Part: TypeAlias = Callable[[Any], Any]
+"""Gives the form in which a value inside another one goes into the pickle."""
+
 SMALL_BYTES = 256
 """Fewer bytes than this stay inside the pickle: a buffer of its own would cost more than the copy."""
 
 _ALIGNMENT = 16
-
-_NUMPY_DTYPES: dict[torch.dtype, Any] = {
-    getattr(torch, name): np.dtype(name)
-    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
-} | {torch.complex64: np.dtype("complex64"), torch.complex128: np.dtype("complex128")}
-"""Dtypes that numpy knows too; for the others (bf16, fp8, ...) bytes need no name."""
-
-
-def tensor_bytes(tensor: torch.Tensor) -> Bytes:
-    """The bytes of a dense tensor, row by row: a view where the tensor is contiguous and on the CPU."""
-    plain = tensor.detach() if tensor.requires_grad else tensor
-    if plain.is_conj() or plain.is_neg():
-        plain = plain.resolve_conj().resolve_neg()
-    if not plain.is_cpu:
-        plain = plain.contiguous().cpu()
-    if not plain.is_contiguous():
-        plain = as_plain(plain).contiguous().view(plain.dtype)
-    if plain.dtype not in _NUMPY_DTYPES:
-        plain = plain.reshape(-1).view(torch.uint8)
-    array: NDArray[Any] = plain.numpy()
-    return array.reshape(-1).view(np.uint8)
 
 
 def array_bytes(array: NDArray[Any]) -> Bytes:
@@ -117,17 +99,6 @@ class _WritableMemory:
 def writable_view(array: Bytes, address: int | None = None) -> Bytes:
     """The same memory as a writable array: torch knows no read-only tensors and warns about such memory."""
     return np.asarray(_WritableMemory(array, _address_of(array) if address is None else address))
-
-
-def as_tensor(data: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """A tensor over these bytes."""
-    if not data.flags.writeable:
-        data = writable_view(data)
-    numpy_dtype = _NUMPY_DTYPES.get(dtype)
-    if numpy_dtype is None:
-        return torch.from_numpy(data).view(dtype).view(shape)
-    # The same views by way of numpy take a third of the time.
-    return torch.from_numpy(data.view(numpy_dtype).reshape(shape))
 
 
 def as_array(data: Bytes, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray[Any]:

@@ -13,17 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_protocol.nested import is_tensordict
+from verl_protocol.kinds import is_tensordict
 from verl_protocol.state import BatchState
 from verl_protocol.wire_array import reduce_array
 from verl_protocol.wire_batch import reduce_batch
-from verl_protocol.wire_tensor import (
-    Reduction,
-    is_plain,
-    reduce_dense,
-    reduce_tensor,
-    restore_alias,
-)
+from verl_protocol.wire_buffer import Reduction
+from verl_protocol.wire_tensor import is_plain, reduce_dense, reduce_tensor, restore_alias
 from verl_protocol.wire_tensordict import reduce_tensordict
 
 _PLAIN = frozenset([str, int, float, bool, bytes, complex, type(None)])

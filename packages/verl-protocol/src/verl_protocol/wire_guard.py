@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import torch
-
-from verl_protocol.wire_tensor import GUARD_ATTRIBUTE
+from verl_protocol.kinds import is_tensor
 from verl_protocol.wire_walk import leaves
 
+if TYPE_CHECKING:
+    import torch
+
 T = TypeVar("T")
+
+GUARD_ATTRIBUTE = "_verl_protocol_guard"
+"""Name of the attribute by which read-only tensors are found; it never travels."""
 
 
 class ReadOnlyWriteError(RuntimeError):
@@ -61,7 +65,7 @@ def _tensors(value: object, made: Sequence[torch.Tensor] | None) -> Iterator[tup
     if sought == set():
         return
     for name, leaf in leaves(value):
-        if isinstance(leaf, torch.Tensor):
+        if is_tensor(leaf):
             yield name, leaf
             if sought is not None:
                 sought.discard(id(leaf))

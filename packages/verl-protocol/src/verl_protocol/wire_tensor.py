@@ -8,29 +8,19 @@ and a view ships only its own bytes. None stands for "pickle it as usual".
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
-from verl_protocol.jagged import build_jagged, is_jagged, jagged_parts, jagged_view
-from verl_protocol.wire_buffer import as_tensor, incoming, outgoing, tensor_bytes
-
-Reduction: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
-Part: TypeAlias = Callable[[Any], Any]
-"""Gives the form in which a value inside another one goes into the pickle."""
-
-
-class UnknownDtypeError(ValueError):
-    """A payload with a dtype that this release of torch does not have."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"the payload holds a tensor of dtype {name!r}, which torch {torch.__version__} does not know; "
-            "load it with the release of torch that wrote it, or convert the column before sending"
-        )
+from verl_protocol.jagged import build_jagged, jagged_parts, jagged_view
+from verl_protocol.kinds import is_jagged
+from verl_protocol.tensor_memory import as_tensor, tensor_bytes
+from verl_protocol.wire_buffer import Part, Reduction, incoming, outgoing
+from verl_protocol.wire_guard import GUARD_ATTRIBUTE
+from verl_protocol.wire_version import UnknownDtypeError
 
 
 class _Target(threading.local):
@@ -162,10 +152,6 @@ def _reduce_decorated(tensor: torch.Tensor, part: Part) -> Reduction:
     with torch._C.DisableTorchFunctionSubclass():
         plain = tensor.detach().as_subclass(torch.Tensor)
     return restore_decorated, (part(plain), kind, wants_gradient, attributes)
-
-
-GUARD_ATTRIBUTE = "_verl_protocol_guard"
-"""Name of the attribute by which `wire_guard` finds read-only tensors; it never travels."""
 
 
 def restore_decorated(

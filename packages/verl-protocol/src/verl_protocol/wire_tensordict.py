@@ -5,12 +5,12 @@ tensordict is imported when one is read: whoever dumps one has imported it alrea
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from verl_protocol import wire_tensor
-from verl_protocol.nested import build_tensordict, is_tensordict, object_column
-from verl_protocol.wire_tensor import Part, Reduction
+from verl_protocol.kinds import is_tensordict
+from verl_protocol.nested import build_tensordict, object_column
+from verl_protocol.wire_buffer import Part, Reduction
 
 
 def reduce_tensordict(value: object, part: Part) -> Reduction | None:
@@ -30,13 +30,6 @@ def _reduce_plain(value: Any, part: Part) -> Reduction:
     entries = {key: part(entry) for key, entry in value.items()}
     names = value.names if any(name is not None for name in value.names or ()) else None
     return restore_tensordict, (entries, tuple(value.batch_size), names, value.device is not None)
-
-
-def tensordict_entries(value: Any) -> Iterable[tuple[object, Any]]:
-    """What a TensorDict holds, by key; for non-tensor data by row."""
-    from tensordict import NonTensorStack
-
-    return enumerate(value.tolist()) if isinstance(value, NonTensorStack) else value.items()
 
 
 def restore_tensordict(

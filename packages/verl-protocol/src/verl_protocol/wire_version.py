@@ -1,4 +1,4 @@
-"""The version that every payload begins with."""
+"""The version that every payload begins with, and the errors about payloads of another release."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ class WireVersionError(ValueError):
         super().__init__(
             f"the payload is in wire format {found!r}, but verl-protocol {version('verl-protocol')} reads "
             f"wire format {WIRE_VERSION}; write and read it with the same release"
+        )
+
+
+class UnknownDtypeError(ValueError):
+    """A payload with a dtype that this release of torch does not have."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the payload holds a tensor of dtype {name!r}, which torch {version('torch')} does not know; "
+            "load it with the release of torch that wrote it, or convert the column before sending"
         )
 
 

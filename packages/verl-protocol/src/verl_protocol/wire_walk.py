@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from verl_protocol.jagged import is_jagged, jagged_parts
-from verl_protocol.nested import is_tensordict
-from verl_protocol.wire_tensordict import tensordict_entries
+from verl_protocol.kinds import is_jagged, is_tensor, is_tensordict
+from verl_protocol.nested import tensordict_entries
+
+if TYPE_CHECKING:
+    import torch
 
 _PLAIN = frozenset([str, int, float, bool, bytes, complex, type(None)])
 
@@ -43,7 +44,7 @@ def is_leaf(value: object) -> bool:
     """Whether `value` is a tensor or array that holds bytes of its own."""
     if isinstance(value, np.ndarray):
         return bool(value.dtype != object)
-    return isinstance(value, torch.Tensor) and not is_jagged(value)
+    return is_tensor(value) and not is_jagged(value)
 
 
 def _children(value: Any) -> Iterable[tuple[object, Any]]:
@@ -56,13 +57,19 @@ def _children(value: Any) -> Iterable[tuple[object, Any]]:
     if isinstance(value, (list, tuple)):
         return _items(value)
     if is_jagged(value):
-        values, offsets, lengths, _ = jagged_parts(value)
-        return [("values", values), ("offsets", offsets), ("lengths", lengths)]
+        return _parts_of_jagged(value)
     if hasattr(value, "_columns"):
         return [*value._columns().items(), *value.non_tensor_batch.items(), ("meta_info", value.meta_info)]
     if is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name, None)) for field in fields(value)]
     return ()
+
+
+def _parts_of_jagged(value: torch.Tensor) -> Iterable[tuple[object, Any]]:
+    from verl_protocol.jagged import jagged_parts
+
+    values, offsets, lengths, _ = jagged_parts(value)
+    return [("values", values), ("offsets", offsets), ("lengths", lengths)]
 
 
 def _items(items: Sequence[Any]) -> Iterable[tuple[object, Any]]:
