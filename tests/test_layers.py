@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,60 @@ def test_contracts_are_kept() -> None:
 @pytest.mark.parametrize(
     ("package", "absent"),
     [
-        ("verl_protocol", {"ray", "tensordict", "verl_dispatch", "verl_ray", "pytest", "mypy"}),
-        ("verl_dispatch", {"ray", "tensordict", "verl_ray", "pytest", "mypy"}),
-        ("verl_ray", {"tensordict", "verl_examples", "pytest", "mypy"}),
+        (
+            "verl_protocol",
+            {"ray", "numpy", "torch", "tensordict", "verl_dispatch", "verl_ray", "pytest", "mypy"},
+        ),
+        ("verl_dispatch", {"ray", "torch", "tensordict", "verl_ray", "pytest", "mypy"}),
+        ("verl_ray", {"torch", "tensordict", "verl_examples", "pytest", "mypy"}),
     ],
 )
 def test_import_stays_light(package: str, absent: set[str]) -> None:
     loaded = modules_after(f"import {package}")
     assert package in loaded
     assert not loaded & absent
+
+
+WORKER = textwrap.dedent(
+    """
+    import pickle
+    import verl_ray.actor_class, verl_ray.host
+    from verl_dispatch import Dispatch, Worker, register
+    from verl_dispatch.rank_info import RankInfo, building
+    from verl_ray.message import open_message, prepare_answer
+
+    class Rules(Worker):
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def score(self, text):
+            return {"length": len(text)}
+
+    verl_ray.RayClassWithInitArgs(Rules), verl_ray.RayResourcePool, verl_ray.RayWorkerGroup
+    verl_ray.actor_class.derive_actor_class(Rules)
+    args, kwargs, answer = open_message((("four",), {}, None), ())
+    with building(RankInfo(rank=0, world_size=1)):
+        packed = prepare_answer(Rules().score(*args, **kwargs), answer)
+    assert pickle.loads(pickle.dumps(packed, protocol=5)) == {"length": 4}
+    """
+)
+
+
+def test_a_driver_and_a_worker_without_tensors_need_no_torch() -> None:
+    loaded = modules_after(WORKER)
+    assert {"verl_protocol", "verl_dispatch", "verl_ray"} <= loaded
+    assert not loaded & {"torch", "tensordict"}
+
+
+@pytest.mark.parametrize("package", ["verl_protocol", "verl_dispatch", "verl_ray"])
+def test_every_public_name_is_found_whatever_was_imported_before(package: str) -> None:
+    """A module of the name of a function would stand in its place, were it imported first."""
+    script = f"""
+        import importlib, pkgutil, types
+        import {package} as package
+        for module in pkgutil.iter_modules(package.__path__):
+            if not module.name.startswith("_"):
+                importlib.import_module("{package}." + module.name)
+        names = {{name: getattr(package, name) for name in package.__all__}}
+        assert set(names) <= set(dir(package))
+        assert not [name for name, value in names.items() if isinstance(value, types.ModuleType)], names
+    """
+    assert package in modules_after(textwrap.dedent(script))

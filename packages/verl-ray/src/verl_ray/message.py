@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 from verl_dispatch.argument_parts import PaddedPart
 from verl_dispatch.future_parts import FuturePart
-from verl_protocol import DataProto, DataProtoFuture
+from verl_protocol import DataProtoFuture
 from verl_protocol.wire import check_unwritten, pack
 
-from verl_ray.direct_answer import DirectAnswer, private_copy
 from verl_ray.sealed import Sealed, SealedFuture, opened
+
+if TYPE_CHECKING:
+    from verl_protocol import DataProto
 
 __all__ = [
     "ONE_READER",
@@ -128,6 +130,9 @@ def _filled(value: Any, refs: tuple[Any, ...]) -> Any:
 
 def _taken(slot: Slot, value: Any) -> Any:
     if slot.own is not None:
+        # Imported here and in `prepare_answer`: a worker without direct transports needs no torch.
+        from verl_ray.direct_answer import private_copy
+
         return private_copy(value, slot.own)
     return value if slot.opens_for is None else opened(value, slot.opens_for)
 
@@ -150,6 +155,8 @@ def prepare_answer(value: Any, answer: Answer) -> Any:
     if answer.dropped:
         return (None, None) if answer.with_rows else None
     if answer.transport is not None:
+        from verl_ray.direct_answer import DirectAnswer
+
         return DirectAnswer(value, answer.transport)
     if answer.with_rows:
         return Sealed(value), _num_rows(value)

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from verl_dispatch.plan import RankCall
 from verl_dispatch.plan_facts import arguments_of
-from verl_protocol import DataProto
+from verl_protocol.kinds import is_proto
 
 from verl_ray.group_errors import StaleReferenceError
 
@@ -57,7 +57,7 @@ def _references(values: Collection[Any]) -> Iterator[ray.ObjectRef[Any]]:
             yield from _references(value.values())
         elif isinstance(value, (list, tuple, set, frozenset)):
             yield from _references(value)
-        elif isinstance(value, DataProto):
+        elif is_proto(value):
             yield from _references(value.meta_info.values())
             for column in value.non_tensor_batch.values():
                 if column.dtype == object:

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 import ray
-import torch
 from verl_protocol import DataProtoFuture
 from verl_protocol.batch_data import num_rows_of
 from verl_protocol.future_rows import PartSpan
+from verl_protocol.kinds import is_tensor
 from verl_protocol.wire import dumps, loads
 from verl_protocol.wire_buffer import Readers
 from verl_protocol.wire_walk import leaves
@@ -134,7 +134,9 @@ def _lies_in(address: int, spans: Sequence[tuple[int, int]]) -> bool:
 
 
 def _place(leaf: Any) -> int:
-    if isinstance(leaf, torch.Tensor):
+    if is_tensor(leaf):
+        import torch
+
         return 0 if leaf.layout is not torch.strided or leaf.is_nested else leaf.data_ptr()
     return _address(leaf)
 

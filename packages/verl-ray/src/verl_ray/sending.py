@@ -10,14 +10,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from verl_dispatch.argument_parts import PaddedPart
 from verl_dispatch.future_parts import FuturePart
 from verl_dispatch.plan import RankCall, SharedObject
 from verl_dispatch.plan_facts import inner_of
-from verl_protocol import DataProto, DataProtoFuture
+from verl_protocol import DataProtoFuture
+from verl_protocol.kinds import is_proto
 from verl_protocol.wire import nbytes_of
 
 from verl_ray.direct_refs import transport_of
@@ -42,6 +43,9 @@ from verl_ray.message import (
     packed,
 )
 from verl_ray.sealed import SealedFuture
+
+if TYPE_CHECKING:
+    from verl_protocol import DataProto
 
 __all__ = ["STORE_FROM_BYTES", "Packer", "is_worth_storing", "parallel_put", "store_shared"]
 
@@ -133,7 +137,7 @@ class Packer:
         ref = self._stored.get(id(value))
         if ref is not None:
             return beside.slot(ref)
-        return self._hollow(value, beside) if self._stored and isinstance(value, DataProto) else value
+        return self._hollow(value, beside) if self._stored and is_proto(value) else value
 
     def _hollow(self, batch: DataProto, beside: _Beside) -> DataProto | Hollow:
         """The batch without what of its `meta_info` is stored."""
