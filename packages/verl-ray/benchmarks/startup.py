@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ray
 import torch
 from benchmark_harness import Aim, Row, medians_ms
-from plain_imports import BatchActor, TorchActor
+from plain_imports import BareActor, BatchActor, TorchActor
+from start_workers import BareWorker, BatchWorker, TorchWorker
 from verl_protocol import DataProto
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
-from workers import BenchWorker
 
 SETTLE_S = 3.0
 AIM = Aim(1.05)
@@ -27,11 +28,11 @@ def plain_start(actor_class: type, num_workers: int) -> None:
         ray.kill(actor)
 
 
-def group_start(num_workers: int, use: Callable[[Any], object]) -> None:
+def group_start(num_workers: int, worker_class: type, use: Callable[[Any], object]) -> None:
     """A pool and a group up, one call answered by all, both gone."""
     with (
         RayResourcePool([num_workers], use_gpu=False) as pool,
-        RayWorkerGroup(pool, RayClassWithInitArgs(BenchWorker)) as group,
+        RayWorkerGroup(pool, RayClassWithInitArgs(worker_class)) as group,
     ):
         use(group)
 
@@ -47,21 +48,17 @@ def settled(work: Callable[[], object]) -> Callable[[], object]:
 
 
 def startup_rows(num_workers: int, rounds: int) -> list[Row]:
-    """Start with torch alone, and with the batch library that a worker imports on first use of `.batch`."""
+    """Start without heavy imports, with torch, and with what a worker imports on first use of `.batch`."""
     batch = DataProto.from_dict(tensors={"x": torch.zeros(4 * num_workers, 1)})
-    works = {
-        "torch": (lambda group: group.ping(1), TorchActor),
-        "torch + tensordict": (lambda group: group.touch(batch), BatchActor),
+    works: dict[str, tuple[type, Callable[[Any], object], type]] = {
+        "neither": (BareWorker, lambda group: group.ping(1), BareActor),
+        "torch": (TorchWorker, lambda group: group.ping(1), TorchActor),
+        "torch + tensordict": (BatchWorker, lambda group: group.touch(batch), BatchActor),
     }
     rows = []
-    for name, (use, actor_class) in works.items():
-
-        def ours(use: Callable[[Any], object] = use) -> None:
-            group_start(num_workers, use)
-
-        def plain(actor_class: type = actor_class) -> None:
-            plain_start(actor_class, num_workers)
-
+    for name, (worker_class, use, actor_class) in works.items():
+        ours = partial(group_start, num_workers, worker_class, use)
+        plain = partial(plain_start, actor_class, num_workers)
         found = medians_ms({"ours": settled(ours), "plain": settled(plain)}, rounds, warm_up=1)
         waited = SETTLE_S * 1e3
         rows.append(

@@ -44,8 +44,3 @@ class BenchWorker(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC, read_only=True)
     def count_read_only(self, data: DataProto) -> int:
         return len(data)
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
-    def touch(self, data: DataProto) -> int:
-        """Build the TensorDict, which imports tensordict."""
-        return len(data.batch.keys())
