@@ -12,8 +12,7 @@ import pytest
 
 # Under `uv run` Ray would start its workers through uv again; this must be set before `import ray`.
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-# Workers of the tests' own cluster come with torch loaded, so that a group starts in about a second.
-os.environ.setdefault("RAY_preload_python_modules", "torch")
+# Four workers of a group start at once; none comes with torch, for most classes here need none.
 os.environ.setdefault("RAY_worker_maximum_startup_concurrency", "4")
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 # torch and Ray threads of many workers share few cores here.

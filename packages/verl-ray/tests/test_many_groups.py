@@ -27,7 +27,7 @@ class Visitor:
 
 
 def ranks_of(number: int) -> int:
-    """Every worker is a process that imports torch, so few groups have two."""
+    """Most groups have one worker, some two."""
     return 1 if number % 10 else 2
 
 
