@@ -115,6 +115,8 @@ def test_every_error_of_the_module_is_listed() -> None:
     classes = {
         name
         for name, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, BaseException) and not name.startswith("_")
+        if isinstance(value, type)
+        and issubclass(value, BaseException)
+        and value.__module__ == module.__name__
     }
     assert classes | {"WorkerFailure"} == set(module.__all__)

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from verl_dispatch.errors import UnknownRoleError, _Facts
+from verl_protocol.errors import PortableError
+
+from verl_dispatch.errors import UnknownRoleError
 from verl_dispatch.modes import Dispatch
 from verl_dispatch.rank_info import WorkerSite, building, current_site
 from verl_dispatch.register import MAGIC_ATTR
@@ -27,7 +29,7 @@ __all__ = [
 ]
 
 
-class InvalidRolesError(_Facts, ValueError, TypeError):
+class InvalidRolesError(PortableError, ValueError, TypeError):
     """Roles that cannot be made out, or cannot be what is asked of them."""
 
     def __init__(self, given: object, expected: str, parameter: str = "class_dict") -> None:
@@ -35,7 +37,7 @@ class InvalidRolesError(_Facts, ValueError, TypeError):
         super().__init__(f"{parameter}={given!r}, expected {expected}")
 
 
-class RoleClassError(_Facts, ValueError, TypeError):
+class RoleClassError(PortableError, ValueError, TypeError):
     """A role that is not of the class it is asked for with."""
 
     def __init__(self, role: str, held: type, asked: object) -> None:
@@ -46,7 +48,7 @@ class RoleClassError(_Facts, ValueError, TypeError):
         )
 
 
-class GroupViewError(_Facts, RuntimeError):
+class GroupViewError(PortableError, RuntimeError):
     """A spawned view asked to end or restart the workers that it shares with others."""
 
     def __init__(self, action: str, role: str, parent: str) -> None:
@@ -57,7 +59,7 @@ class GroupViewError(_Facts, RuntimeError):
         )
 
 
-class AmbiguousDirectMethodError(_Facts, ValueError):
+class AmbiguousDirectMethodError(PortableError, ValueError):
     """A direct call that more than one role could answer."""
 
     def __init__(self, method: str, roles: tuple[str, ...]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from verl_protocol import errors as protocol_errors
+from verl_protocol.errors import PortableError
 
 __all__ = [
     "AnswerNotBatchError",
@@ -42,25 +42,8 @@ __all__ = [
 ]
 
 
-def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
-    error = cls.__new__(cls, *args)
-    error.args = args
-    error.__dict__.update(state)
-    return error
-
-
 # A message is for reading: what a worker said in full is in the failure's `cause` and `traceback`.
 _MOST_OF_A_CAUSE, _MOST_OF_A_TRACEBACK = 2_000, 20_000
-
-
-class _Facts(Exception):
-    """Lets an error that builds its own message cross a process border."""
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.args, dict(self.__dict__))
 
 
 def _names(names: Iterable[str]) -> str:
@@ -82,7 +65,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 # --- modes and registration -------------------------------------------------------------------------------
 
 
-class UnknownMemberError(_Facts, KeyError, AttributeError):
+class UnknownMemberError(PortableError, KeyError, AttributeError):
     """A name that a dynamic enum does not have."""
 
     def __init__(self, enum: str, name: str, known: Sequence[str]) -> None:
@@ -91,7 +74,7 @@ class UnknownMemberError(_Facts, KeyError, AttributeError):
         super().__init__(f"{enum} has no member {name!r}{maybe}; known members: {_names(known)}")
 
 
-class InvalidModeError(_Facts, TypeError):
+class InvalidModeError(PortableError, TypeError):
     """A value given where a mode is expected."""
 
     def __init__(self, parameter: str, given: object, known: Iterable[str]) -> None:
@@ -102,7 +85,7 @@ class InvalidModeError(_Facts, TypeError):
         )
 
 
-class IncompletePairError(_Facts, ValueError, TypeError):
+class IncompletePairError(PortableError, ValueError, TypeError):
     """A dispatch/collect pair that lacks a function, or holds something that cannot be called."""
 
     def __init__(self, mode: str, problem: str) -> None:
@@ -112,14 +95,14 @@ class IncompletePairError(_Facts, ValueError, TypeError):
         )
 
 
-class RegisterOptionError(_Facts, TypeError):
+class RegisterOptionError(PortableError, TypeError):
     """An option of `register` that is not of the kind it should be."""
 
     def __init__(self, option: str, given: object, expected: str) -> None:
         super().__init__(f"{option} of register is {given!r}, expected {expected}")
 
 
-class RefusedPairError(_Facts, ValueError):
+class RefusedPairError(PortableError, ValueError):
     """An execute mode that makes no sense with a dispatch mode."""
 
     def __init__(self, execute: str, dispatch: str, reason: str) -> None:
@@ -131,7 +114,7 @@ _PAD = "auto_padding=True on the batch or in .options"
 # --- arguments --------------------------------------------------------------------------------------------
 
 
-class UnsplittableArgumentError(_Facts, TypeError):
+class UnsplittableArgumentError(PortableError, TypeError):
     """An argument of a splitting mode that is nothing this mode can split."""
 
     def __init__(self, label: str, given: object, num_parts: int, expected: str) -> None:
@@ -141,7 +124,7 @@ class UnsplittableArgumentError(_Facts, TypeError):
         )
 
 
-class EntryCountError(_Facts, ValueError):
+class EntryCountError(PortableError, ValueError):
     """A list argument whose length is not the number of workers."""
 
     def __init__(self, label: str, num_workers: int, given: int) -> None:
@@ -151,7 +134,7 @@ class EntryCountError(_Facts, ValueError):
         )
 
 
-class UnevenRowsError(_Facts, ValueError):
+class UnevenRowsError(PortableError, ValueError):
     """A batch whose rows do not divide evenly among the workers."""
 
     def __init__(self, label: str, num_rows: int, num_parts: int, *, too_few: bool = False) -> None:
@@ -165,7 +148,7 @@ class UnevenRowsError(_Facts, ValueError):
         super().__init__(f"{label}: {num_rows} rows {text}")
 
 
-class UnequalRowsError(_Facts, ValueError):
+class UnequalRowsError(PortableError, ValueError):
     """Batches of one padded, uneven or balanced call that differ in rows."""
 
     def __init__(self, method: str, rows: Mapping[str, int]) -> None:
@@ -176,7 +159,7 @@ class UnequalRowsError(_Facts, ValueError):
         )
 
 
-class NoBatchError(_Facts, TypeError):
+class NoBatchError(PortableError, TypeError):
     """A call over a mesh without anything to split."""
 
     def __init__(self, method: str, mesh: str) -> None:
@@ -186,14 +169,14 @@ class NoBatchError(_Facts, TypeError):
         )
 
 
-class RankSetError(_Facts, ValueError):
+class RankSetError(PortableError, ValueError):
     """ONE_TO_ONE arguments that do not name one common, valid set of ranks."""
 
     def __init__(self, method: str, problem: str) -> None:
         super().__init__(f"ONE_TO_ONE arguments of {method!r} must name the same ranks: {problem}")
 
 
-class SelectedRanksError(_Facts, ValueError, TypeError):
+class SelectedRanksError(PortableError, ValueError, TypeError):
     """A registered execute mode whose `select_ranks` named no valid set of ranks."""
 
     def __init__(self, method: str, execute: str, world_size: int, given: object) -> None:
@@ -203,7 +186,7 @@ class SelectedRanksError(_Facts, ValueError, TypeError):
         )
 
 
-class DispatchResultError(_Facts, ValueError, TypeError):
+class DispatchResultError(PortableError, ValueError, TypeError):
     """A custom dispatch function that returned something a call cannot be made of."""
 
     def __init__(self, mode: str, problem: str) -> None:
@@ -213,7 +196,7 @@ class DispatchResultError(_Facts, ValueError, TypeError):
         )
 
 
-class CallOptionError(_Facts, ValueError, TypeError):
+class CallOptionError(PortableError, ValueError, TypeError):
     """An option that a call of this mode cannot honour."""
 
     def __init__(self, option: str, problem: str) -> None:
@@ -223,7 +206,7 @@ class CallOptionError(_Facts, ValueError, TypeError):
 # --- answers ----------------------------------------------------------------------------------------------
 
 
-class AnswerNotBatchError(_Facts, TypeError):
+class AnswerNotBatchError(PortableError, TypeError):
     """A worker's answer that is no batch, in a mode that joins batches."""
 
     def __init__(self, method: str, rank: int, answer: object) -> None:
@@ -234,7 +217,7 @@ class AnswerNotBatchError(_Facts, TypeError):
         )
 
 
-class AnswersDifferError(_Facts, ValueError, TypeError):
+class AnswersDifferError(PortableError, ValueError, TypeError):
     """Answers of a mode that joins batches which do not fit together; the cause says why, part by part."""
 
     def __init__(self, method: str, ranks: Sequence[int], cause: BaseException) -> None:
@@ -248,7 +231,7 @@ class AnswersDifferError(_Facts, ValueError, TypeError):
         super().__init__(f"the answers of {method!r} cannot be joined: {cause}; {first}{more}{ways}")
 
 
-class AnswerRowsError(_Facts, ValueError):
+class AnswerRowsError(PortableError, ValueError):
     """An answer whose rows cannot be matched with the padded or reordered rows that were sent."""
 
     def __init__(self, method: str, rank: int, sent: int, returned: int, why: str) -> None:
@@ -261,14 +244,14 @@ class AnswerRowsError(_Facts, ValueError):
 # --- meshes -----------------------------------------------------------------------------------------------
 
 
-class MeshError(_Facts, ValueError):
+class MeshError(PortableError, ValueError):
     """A mesh whose table of ranks is not a partition with one answering rank each."""
 
     def __init__(self, name: str, problem: str, table: str) -> None:
         super().__init__("\n".join([f"mesh {name!r}: {problem}", *([table] if table else [])]))
 
 
-class UnknownMeshError(_Facts, KeyError):
+class UnknownMeshError(PortableError, KeyError):
     """A mesh that no worker of the group has registered."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
@@ -282,14 +265,14 @@ class UnknownMeshError(_Facts, KeyError):
 # --- groups -----------------------------------------------------------------------------------------------
 
 
-class ReservedNameError(_Facts, ValueError):
+class ReservedNameError(PortableError, ValueError):
     """A registered worker method named like something the group itself needs."""
 
     def __init__(self, name: str, cls: str) -> None:
         super().__init__(f"method {name!r} of {cls} is reserved by the worker group; rename the method")
 
 
-class MethodOverrideError(_Facts, TypeError):
+class MethodOverrideError(PortableError, TypeError):
     """An override that drops or changes the registration of the method it overrides."""
 
     def __init__(self, cls: str, name: str, base: str, problem: str) -> None:
@@ -299,7 +282,7 @@ class MethodOverrideError(_Facts, TypeError):
         )
 
 
-class NoInstanceMethodError(_Facts, TypeError):
+class NoInstanceMethodError(PortableError, TypeError):
     """A registered method that does not take the worker as its first argument."""
 
     def __init__(self, cls: str, name: str, kind: str) -> None:
@@ -320,7 +303,7 @@ class MixedOrderWarning(UserWarning):
         )
 
 
-class UnknownMethodError(_Facts, AttributeError):
+class UnknownMethodError(PortableError, AttributeError):
     """A method that the group's worker class has not registered; `roles` are those that have, if any."""
 
     def __init__(
@@ -333,7 +316,7 @@ class UnknownMethodError(_Facts, AttributeError):
         )
 
 
-class UnknownRoleError(_Facts, KeyError):
+class UnknownRoleError(PortableError, KeyError):
     """A role that does not share this process."""
 
     def __init__(self, role: object, known: Mapping[str, str]) -> None:
@@ -342,7 +325,7 @@ class UnknownRoleError(_Facts, KeyError):
         super().__init__(f"unknown role {role!r}; colocated roles: {roles}")
 
 
-class NotPicklableError(_Facts, TypeError):
+class NotPicklableError(PortableError, TypeError):
     """A thing that belongs to the program that made it, about to be pickled, copied or sent to a worker."""
 
     def __init__(self, what: str, ways: str) -> None:
@@ -369,7 +352,7 @@ class WorkerFailure:
         return f"rank {self.rank} (node {self.node}, pid {pid}): {type(self.cause).__name__}: {what}"
 
 
-class WorkerGroupError(_Facts, RuntimeError):
+class WorkerGroupError(PortableError, RuntimeError):
     """A call that at least one worker failed, or that a broken or closed group refused.
 
     Attributes:
@@ -408,7 +391,7 @@ class WorkerGroupError(_Facts, RuntimeError):
         return _ranks(self.failed_ranks) if self.failed_ranks else "an unknown rank"
 
 
-class CallTimeout(_Facts, TimeoutError):
+class CallTimeout(PortableError, TimeoutError):
     """A call that did not end in time; `unanswered_ranks` are those still silent.
 
     Attributes:

@@ -6,9 +6,8 @@ import pickle
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal
 
+from verl_protocol.errors import PortableError
 from verl_protocol.kinds import is_tensor
-
-from verl_dispatch.errors import _Facts
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +32,7 @@ class CollectiveError(RuntimeError):
     """A collective could not be finished because another rank failed, left, or did something else."""
 
 
-class CollectiveNotPossibleError(_Facts, RuntimeError):
+class CollectiveNotPossibleError(PortableError, RuntimeError):
     """The ranks of this group cannot meet where this collective was called."""
 
     def __init__(self, rank: int, collective: str, reason: str) -> None:
@@ -41,7 +40,7 @@ class CollectiveNotPossibleError(_Facts, RuntimeError):
         super().__init__(f"{collective} on rank {rank} cannot meet the other ranks: {reason}")
 
 
-class InvalidCollectiveError(_Facts, ValueError):
+class InvalidCollectiveError(PortableError, ValueError):
     """An argument of a collective is not usable."""
 
     def __init__(self, argument: str, given: object, expected: str) -> None:

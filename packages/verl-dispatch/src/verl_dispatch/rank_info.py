@@ -9,7 +9,8 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_dispatch.errors import _Facts
+from verl_protocol.errors import PortableError
+
 from verl_dispatch.process_group import ProcessGroup, by_torch
 
 __all__ = [
@@ -23,7 +24,7 @@ __all__ = [
 ]
 
 
-class MissingRankVariablesError(_Facts, KeyError):
+class MissingRankVariablesError(PortableError, KeyError):
     """A worker was made outside a group and the environment does not say which rank it is."""
 
     def __init__(self, missing: tuple[str, ...]) -> None:
@@ -35,7 +36,7 @@ class MissingRankVariablesError(_Facts, KeyError):
         )
 
 
-class InvalidRankVariableError(_Facts, ValueError):
+class InvalidRankVariableError(PortableError, ValueError):
     """One of torchrun's variables does not hold a usable number."""
 
     def __init__(self, name: str, value: object, expected: str) -> None:

@@ -6,12 +6,14 @@ import operator
 from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
-from verl_dispatch.errors import UnknownMeshError, _Facts
+from verl_protocol.errors import PortableError
+
+from verl_dispatch.errors import UnknownMeshError
 
 __all__ = ["MeshAlreadyRegisteredError", "MeshEntriesError", "MeshEntryError", "WorkerMeshes"]
 
 
-class MeshAlreadyRegisteredError(_Facts, ValueError):
+class MeshAlreadyRegisteredError(PortableError, ValueError):
     """A worker registers the same mesh name twice."""
 
     def __init__(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
@@ -22,7 +24,7 @@ class MeshAlreadyRegisteredError(_Facts, ValueError):
         )
 
 
-class MeshEntryError(_Facts, TypeError):
+class MeshEntryError(PortableError, TypeError):
     """What a worker says about its place in a mesh is not of the kind it should be."""
 
     def __init__(self, mesh_name: object, what: str, given: object, expected: str) -> None:
@@ -30,7 +32,7 @@ class MeshEntryError(_Facts, TypeError):
         super().__init__(f"mesh {mesh_name!r}: {what} is {given!r}, expected {expected}")
 
 
-class MeshEntriesError(_Facts, ValueError):
+class MeshEntriesError(PortableError, ValueError):
     """`dispatch_dp_rank` and `collect_dp_rank` speak of different meshes."""
 
     def __init__(self, dispatch_names: tuple[str, ...], collect_names: tuple[str, ...]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from verl_protocol.errors import NothingToConcatError
+from verl_protocol.errors import NothingToConcatError, PortableError
 from verl_protocol.kinds import is_proto, is_tensordict, proto_class
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["BatchData", "NotABatchError"]
 
 
-class NotABatchError(TypeError):
+class NotABatchError(PortableError, TypeError):
     """A value, or a list of values, of which no batch can be made."""
 
     def __init__(self, verb: str, value: object) -> None:

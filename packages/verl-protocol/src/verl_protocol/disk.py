@@ -14,6 +14,7 @@ from verl_protocol.arguments import flag
 from verl_protocol.batch import DataProto
 from verl_protocol.disk_file import Entry, FileFormatError, MappedFile, write_file
 from verl_protocol.disk_values import PickleNeededError, PickleRefusedError, Reader, Writer
+from verl_protocol.errors import PortableError
 from verl_protocol.wire_version import UnknownDtypeError
 
 __all__ = ["FileFormatError", "PickleNeededError", "PickleRefusedError", "load_from_disk", "save_to_disk"]
@@ -25,7 +26,7 @@ _MAX_HEADER_BYTES = 16 * 2**20
 """A longer description is an entry of its own: safetensors limits its header to 100 MB."""
 
 
-class EndlessValueError(ValueError):
+class EndlessValueError(PortableError, ValueError):
     """A value that JSON cannot describe, as it would have no end."""
 
     def __init__(self) -> None:

@@ -19,6 +19,7 @@ from typing import IO, Any, Self
 
 import torch
 
+from verl_protocol.errors import PortableError
 from verl_protocol.wire_buffer import Bytes
 
 _NAMES: dict[torch.dtype, str] = {
@@ -36,7 +37,7 @@ _NAMES: dict[torch.dtype, str] = {
 _HEADER_ALIGNMENT = 64
 
 
-class FileFormatError(ValueError):
+class FileFormatError(PortableError, ValueError):
     """A file that is none of ours, is damaged, or is in a format of another release."""
 
     def __init__(self, path: str, reason: str) -> None:

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from verl_protocol.disk_file import Entry, MappedFile
+from verl_protocol.errors import PortableError
 from verl_protocol.jagged import jagged_parts
 from verl_protocol.kinds import is_jagged, is_tensordict
 from verl_protocol.tensor_memory import tensor_bytes
@@ -30,7 +31,7 @@ _TENSOR_CLASSES = frozenset(["Tensor", "Parameter", "MemoryMappedTensor"])
 _JSON = frozenset([type(None), bool, int, float, str])
 
 
-class PickleNeededError(TypeError):
+class PickleNeededError(PortableError, TypeError):
     """A value that only pickle can write, in a file for which pickle was not allowed."""
 
     def __init__(self, place: str, value: object) -> None:
@@ -40,7 +41,7 @@ class PickleNeededError(TypeError):
         )
 
 
-class PickleRefusedError(ValueError):
+class PickleRefusedError(PortableError, ValueError):
     """A pickled value in a file that is loaded without leave to run its code."""
 
     def __init__(self, path: str, place: str) -> None:

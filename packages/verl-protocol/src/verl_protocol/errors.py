@@ -26,42 +26,60 @@ def _names(keys: Iterable[str]) -> str:
     return f"{names[:_MANY]}" + (f" and {len(names) - _MANY} more" if len(names) > _MANY else "")
 
 
-class InvalidIndexError(TypeError, IndexError):
+def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class PortableError(Exception):
+    """Lets an error that builds its own message cross a process border."""
+
+    def __str__(self) -> str:
+        # KeyError shows its message as a repr, quotes and all.
+        return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
+
+
+class InvalidIndexError(PortableError, TypeError, IndexError):
     """An index that names no rows, whatever the batch."""
 
     def __init__(self, index: object, reason: str) -> None:
         super().__init__(f"cannot take rows by {short(index)}: {reason}")
 
 
-class RowOutOfRangeError(IndexError):
+class RowOutOfRangeError(PortableError, IndexError):
     """A row that the batch does not have."""
 
     def __init__(self, row: int, num_rows: int) -> None:
         super().__init__(f"row {row} does not exist: the batch has {num_rows} rows")
 
 
-class MaskLengthError(IndexError):
+class MaskLengthError(PortableError, IndexError):
     """A boolean mask that has not one entry per row."""
 
     def __init__(self, length: int, num_rows: int) -> None:
         super().__init__(f"the mask has {length} entries for {num_rows} rows: it needs one per row")
 
 
-class InvalidCountError(ValueError):
+class InvalidCountError(PortableError, ValueError):
     """A size, a number of pieces or a number of times that is not a whole number in range."""
 
     def __init__(self, argument: str, value: object, least: int) -> None:
         super().__init__(f"{argument} must be a whole number of at least {least}, got {short(value)}")
 
 
-class NotABoolError(TypeError):
+class NotABoolError(PortableError, TypeError):
     """Something else where True or False is expected."""
 
     def __init__(self, argument: str, value: object) -> None:
         super().__init__(f"{argument} must be True or False, got {short(value)}")
 
 
-class StridedNestedError(TypeError):
+class StridedNestedError(PortableError, TypeError):
     """A nested tensor whose rows cannot be found without looping over them."""
 
     def __init__(self, key: str | None = None) -> None:
@@ -72,7 +90,7 @@ class StridedNestedError(TypeError):
         )
 
 
-class UnequalPartsError(ValueError):
+class UnequalPartsError(PortableError, ValueError):
     """Rows that cannot be spread over parts of equal size."""
 
     def __init__(self, num_rows: int, num_parts: int) -> None:
@@ -82,14 +100,14 @@ class UnequalPartsError(ValueError):
         )
 
 
-class WeightsError(ValueError):
+class WeightsError(PortableError, ValueError):
     """Weights that rows cannot be balanced by."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"cannot balance rows by these weights: {reason}")
 
 
-class BatchTypeError(TypeError):
+class BatchTypeError(PortableError, TypeError):
     """Something else where a batch takes a TensorDict."""
 
     def __init__(self, value: object) -> None:
@@ -98,42 +116,42 @@ class BatchTypeError(TypeError):
         )
 
 
-class NotADictError(TypeError):
+class NotADictError(PortableError, TypeError):
     """Something else where a dict of columns, or of facts, is expected."""
 
     def __init__(self, argument: str, value: object) -> None:
         super().__init__(f"{argument} must be a dict, got {type(value).__name__}")
 
 
-class NotRowsError(TypeError):
+class NotRowsError(PortableError, TypeError):
     """Something else where a list of rows is expected."""
 
     def __init__(self, value: object) -> None:
         super().__init__(f"rows must be a list of dicts, one per row, got {type(value).__name__}")
 
 
-class NotATensorDictError(TypeError):
+class NotATensorDictError(PortableError, TypeError):
     """Something else in the place of a TensorDict."""
 
     def __init__(self, argument: str, value: object) -> None:
         super().__init__(f"{argument} must be a TensorDict, got {type(value).__name__}")
 
 
-class LoneTensorDictError(TypeError):
+class LoneTensorDictError(PortableError, TypeError):
     """One TensorDict where a list of them is expected."""
 
     def __init__(self) -> None:
         super().__init__("data must be a list of TensorDicts, got one TensorDict; put it in a list")
 
 
-class KeyTypeError(TypeError):
+class KeyTypeError(PortableError, TypeError):
     """A key, or a list of keys, that cannot name columns."""
 
     def __init__(self, value: object) -> None:
         super().__init__(f"columns are named by a string or several strings, got {short(value)}")
 
 
-class DeviceNameError(ValueError, RuntimeError):
+class DeviceNameError(PortableError, ValueError, RuntimeError):
     """A device that torch does not know."""
 
     def __init__(self, device: object, reason: object) -> None:
@@ -142,7 +160,7 @@ class DeviceNameError(ValueError, RuntimeError):
         )
 
 
-class RowCountError(ValueError):
+class RowCountError(PortableError, ValueError):
     """Columns of one batch that have different numbers of rows."""
 
     def __init__(self, counts: Mapping[str, int], way_out: str = "") -> None:
@@ -165,7 +183,7 @@ def _few_of_each(counts: Mapping[str, int]) -> dict[str, int]:
     return shown
 
 
-class MetaConflictError(ValueError):
+class MetaConflictError(PortableError, ValueError):
     """Parts that hold different values under one key of meta_info."""
 
     def __init__(self, key: str, values: Mapping[int | str, Any]) -> None:
@@ -183,7 +201,7 @@ def _named(values: Mapping[int | str, Any]) -> dict[str, Any]:
     return {f"part {where}" if isinstance(where, int) else where: value for where, value in values.items()}
 
 
-class MetricsError(ValueError):
+class MetricsError(PortableError, ValueError):
     """Metrics of a form that cannot be joined or reduced."""
 
     def __init__(self, value: object, reason: str = "") -> None:
@@ -191,21 +209,21 @@ class MetricsError(ValueError):
         super().__init__(f"{expected}, got {short(value)}")
 
 
-class UnknownRuleError(ValueError):
+class UnknownRuleError(PortableError, ValueError):
     """A merge rule that does not exist."""
 
     def __init__(self, key: str, rule: object, known: Sequence[str]) -> None:
         super().__init__(f"no rule {short(rule)} for {key!r}: give a callable or one of {', '.join(known)}")
 
 
-class ColumnTypeError(TypeError, ValueError):
+class ColumnTypeError(PortableError, TypeError, ValueError):
     """A value that cannot be a column."""
 
     def __init__(self, key: str, value: object, reason: str) -> None:
         super().__init__(f"column {key!r}: {reason} (got {type(value).__name__})")
 
 
-class NotBatchesError(TypeError):
+class NotBatchesError(PortableError, TypeError):
     """Something else where batches are expected."""
 
     def __init__(self, found: Sequence[str], is_batch: bool) -> None:
@@ -213,7 +231,7 @@ class NotBatchesError(TypeError):
         super().__init__(f"expected DataProto objects, got {given}")
 
 
-class ScalarColumnError(ValueError):
+class ScalarColumnError(PortableError, ValueError):
     """A tensor or array without dimensions where one with rows is needed."""
 
     def __init__(self, key: str) -> None:
@@ -222,7 +240,7 @@ class ScalarColumnError(ValueError):
         )
 
 
-class DeviceMixError(ValueError):
+class DeviceMixError(PortableError, ValueError):
     """Columns of one batch on several devices."""
 
     def __init__(self, devices: Mapping[str, str]) -> None:
@@ -230,14 +248,14 @@ class DeviceMixError(ValueError):
         super().__init__(f"all columns of a batch must be on one device: {listed}")
 
 
-class KeyCollisionError(ValueError):
+class KeyCollisionError(PortableError, ValueError):
     """One key for two different things."""
 
     def __init__(self, keys: Sequence[str], what: str) -> None:
         super().__init__(f"{list(keys)} cannot name both {what}")
 
 
-class BatchDimsError(ValueError):
+class BatchDimsError(PortableError, ValueError):
     """A batch whose rows would not be its first dimension."""
 
     def __init__(self, given: object) -> None:
@@ -247,19 +265,14 @@ class BatchDimsError(ValueError):
         )
 
 
-class UnknownKeyError(KeyError):
+class UnknownKeyError(PortableError, KeyError):
     """A key that the batch does not have."""
 
     def __init__(self, keys: Sequence[str], kind: str, known: Iterable[str]) -> None:
-        self.message = f"no {kind} {', '.join(repr(key) for key in keys)}; there are {_names(known)}"
-        super().__init__(self.message)
-
-    def __str__(self) -> str:
-        # KeyError shows its message as a repr, quotes and all.
-        return self.message
+        super().__init__(f"no {kind} {', '.join(repr(key) for key in keys)}; there are {_names(known)}")
 
 
-class KeyListError(ValueError):
+class KeyListError(PortableError, ValueError):
     """Old and new names that do not pair up."""
 
     def __init__(self, old_keys: object, new_keys: object) -> None:
@@ -268,20 +281,16 @@ class KeyListError(ValueError):
         )
 
 
-class RenameCollisionError(KeyError, ValueError):
+class RenameCollisionError(PortableError, KeyError, ValueError):
     """A new name that another column has already."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self.message = (
+        super().__init__(
             f"cannot rename to {list(keys)}: columns of that name exist and are not themselves renamed"
         )
-        super().__init__(self.message)
-
-    def __str__(self) -> str:
-        return self.message
 
 
-class NothingToConcatError(ValueError):
+class NothingToConcatError(PortableError, ValueError):
     """An empty list of parts."""
 
     def __init__(self) -> None:
@@ -290,7 +299,7 @@ class NothingToConcatError(ValueError):
         )
 
 
-class MissingColumnsError(ValueError):
+class MissingColumnsError(PortableError, ValueError):
     """Parts that do not have the same columns."""
 
     def __init__(self, kind: str, keys: Mapping[int | str, Sequence[str]]) -> None:
@@ -306,7 +315,7 @@ class MissingColumnsError(ValueError):
         super().__init__(f"parts differ in their {kind}{shared}: {listed}")
 
 
-class ColumnMismatchError(ValueError):
+class ColumnMismatchError(PortableError, ValueError):
     """A column that is of another kind in another part."""
 
     def __init__(self, key: str, what: str, found: Mapping[int | str, object]) -> None:
@@ -317,7 +326,7 @@ class ColumnMismatchError(ValueError):
         super().__init__(f"column {key!r} differs in its {what}: {listed}{way_out}")
 
 
-class UnionRowsError(ValueError):
+class UnionRowsError(PortableError, ValueError):
     """Two batches of different rows where the same rows get more columns."""
 
     def __init__(self, first: int, second: int) -> None:
@@ -333,7 +342,7 @@ def _row(column: Any, row: int) -> str:
     return short(column[row])
 
 
-class UnionValueError(ValueError):
+class UnionValueError(PortableError, ValueError):
     """A column that two batches hold with different values."""
 
     def __init__(self, key: str, row: int | None, first: Any, second: Any) -> None:
@@ -343,35 +352,35 @@ class UnionValueError(ValueError):
         )
 
 
-class PadValueError(TypeError, ValueError):
+class PadValueError(PortableError, TypeError, ValueError):
     """A column that concat is asked to widen, but cannot."""
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(f"pad={{{key!r}: ...}} cannot be honoured: {reason}")
 
 
-class PadPolicyError(ValueError):
+class PadPolicyError(PortableError, ValueError):
     """An unknown source of pad rows."""
 
     def __init__(self, policy: object) -> None:
         super().__init__(f"policy must be 'repeat', 'last' or 'zeros', got {short(policy)}")
 
 
-class NoRowToPadWithError(ValueError):
+class NoRowToPadWithError(PortableError, ValueError):
     """Pad rows asked for where there is no row to go by."""
 
     def __init__(self, pad_size: int) -> None:
         super().__init__(f"cannot add {pad_size} pad rows to a batch without rows: there is no row to repeat")
 
 
-class UnpadError(ValueError):
+class UnpadError(PortableError, ValueError):
     """More pad rows to take off than there are rows."""
 
     def __init__(self, pad_size: int, num_rows: int) -> None:
         super().__init__(f"cannot take {pad_size} pad rows off a batch of {num_rows} rows")
 
 
-class UnevenMiniBatchError(ValueError):
+class UnevenMiniBatchError(PortableError, ValueError):
     """Rows that do not divide into mini-batches."""
 
     def __init__(self, num_rows: int, size: int) -> None:
@@ -381,7 +390,7 @@ class UnevenMiniBatchError(ValueError):
         )
 
 
-class IteratorOptionError(TypeError):
+class IteratorOptionError(PortableError, TypeError):
     """An option of DataLoader that has no meaning here."""
 
     def __init__(self, options: Sequence[str], known: Sequence[str]) -> None:
@@ -391,7 +400,7 @@ class IteratorOptionError(TypeError):
         )
 
 
-class ShuffleSourceError(TypeError, ValueError):
+class ShuffleSourceError(PortableError, TypeError, ValueError):
     """A seed or generator that says nothing, or two that say different things."""
 
     def __init__(self, seed: object, generator: object) -> None:
@@ -401,7 +410,7 @@ class ShuffleSourceError(TypeError, ValueError):
         )
 
 
-class UnevenChunksError(ValueError):
+class UnevenChunksError(PortableError, ValueError):
     """Rows that do not divide into equal chunks."""
 
     def __init__(self, num_rows: int, chunks: int) -> None:
@@ -413,7 +422,7 @@ class UnevenChunksError(ValueError):
         )
 
 
-class RepeatCountsError(ValueError):
+class RepeatCountsError(PortableError, ValueError):
     """Repeat counts that do not match the rows."""
 
     def __init__(self, num_rows: int, counts: int) -> None:
@@ -422,27 +431,23 @@ class RepeatCountsError(ValueError):
         )
 
 
-class FoldError(ValueError):
+class FoldError(PortableError, ValueError):
     """Rows or columns that cannot be regrouped."""
 
     def __init__(self, key: str | None, reason: str) -> None:
         super().__init__(reason if key is None else f"column {key!r}: {reason}")
 
 
-class UnlikeDictsError(KeyError, ValueError):
+class UnlikeDictsError(PortableError, KeyError, ValueError):
     """Dicts with different keys where each key becomes one list."""
 
     def __init__(self, place: int, expected: Sequence[str], found: Sequence[str]) -> None:
-        self.message = (
+        super().__init__(
             f"all dicts need the same keys: number 0 has {list(expected)}, number {place} {list(found)}"
         )
-        super().__init__(self.message)
-
-    def __str__(self) -> str:
-        return self.message
 
 
-class MissingValueError(ValueError):
+class MissingValueError(PortableError, ValueError):
     """A row that has no tensor for a column of tensors."""
 
     def __init__(self, key: str, row: int, value: object) -> None:
@@ -452,7 +457,7 @@ class MissingValueError(ValueError):
         )
 
 
-class RaggedDimError(ValueError):
+class RaggedDimError(PortableError, ValueError):
     """A ragged dimension that rows do not have."""
 
     def __init__(self, key: str, ragged_dim: object, num_dims: int) -> None:
@@ -462,7 +467,7 @@ class RaggedDimError(ValueError):
         )
 
 
-class RaggedRowsError(ValueError):
+class RaggedRowsError(PortableError, ValueError):
     """Rows of different shapes in a column that was not declared ragged."""
 
     def __init__(self, key: str, shapes: Sequence[tuple[int, ...]]) -> None:

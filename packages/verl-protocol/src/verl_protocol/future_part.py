@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from verl_protocol.batch_data import as_future, num_rows_of
+from verl_protocol.errors import PortableError
 from verl_protocol.kinds import is_batch
 
 
@@ -40,7 +41,7 @@ Fetch: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 """Gives the values of many parts at once, in order."""
 
 
-class PartTypeError(TypeError):
+class PartTypeError(PortableError, TypeError):
     """A part that can be waited for in no known way."""
 
     def __init__(self, part: object) -> None:

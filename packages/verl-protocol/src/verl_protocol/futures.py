@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from verl_protocol.arguments import flag, whole_number
 from verl_protocol.batch_data import BatchData, as_future, concat_parts, narrow_part, num_rows_of
-from verl_protocol.errors import NothingToConcatError, UnevenChunksError
+from verl_protocol.errors import NothingToConcatError, PortableError, UnevenChunksError
 from verl_protocol.future_part import Deadline, Fetch, Part, PartTypeError, RowsOf, values_of, wait_async
 from verl_protocol.future_rows import Cut, PartSpan, Rows, overlaps, span_of
 from verl_protocol.kinds import is_batch, proto_class
@@ -23,14 +23,14 @@ else:
     B_co = TypeVar("B_co", covariant=True)
 
 
-class RowCountsError(ValueError):
+class RowCountsError(PortableError, ValueError):
     """Row counts that do not go with the parts."""
 
     def __init__(self, num_parts: int, num_counts: int) -> None:
         super().__init__(f"row_counts needs one entry per part: {num_parts} parts, {num_counts} counts")
 
 
-class PartRowsError(ValueError):
+class PartRowsError(PortableError, ValueError):
     """A part with fewer rows than was announced."""
 
     def __init__(self, part: int, announced: int, found: int) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from verl_protocol.errors import PortableError
 from verl_protocol.jagged import jagged_parts
 from verl_protocol.kinds import is_jagged, is_tensordict
 from verl_protocol.nested import rows_of, set_stack
@@ -29,7 +30,7 @@ SerializedTensor = tuple[str, tuple[int, ...], memoryview]
 """dtype, shape and data."""
 
 
-class NotSerializableError(TypeError):
+class NotSerializableError(PortableError, TypeError):
     """A value that dtype, shape and data do not describe."""
 
     def __init__(self, value: object) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from verl_protocol.errors import PortableError
 from verl_protocol.kinds import is_tensor
 from verl_protocol.wire_walk import leaves
 
@@ -23,7 +24,7 @@ GUARD_ATTRIBUTE = "_verl_protocol_guard"
 """Name of the attribute by which read-only tensors are found; it never travels."""
 
 
-class ReadOnlyWriteError(RuntimeError):
+class ReadOnlyWriteError(PortableError, RuntimeError):
     """An in-place write into a tensor that was handed out for reading only."""
 
     def __init__(self, column: str) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
+from verl_protocol.errors import PortableError
+
 WIRE_VERSION = 2
 """The format that this release writes, and the only one that it reads."""
 
 
-class WireVersionError(ValueError):
+class WireVersionError(PortableError, ValueError):
     """A payload in a format that this release cannot read."""
 
     def __init__(self, found: object) -> None:
@@ -19,7 +21,7 @@ class WireVersionError(ValueError):
         )
 
 
-class UnknownDtypeError(ValueError):
+class UnknownDtypeError(PortableError, ValueError):
     """A payload with a dtype that this release of torch does not have."""
 
     def __init__(self, name: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from verl_protocol.errors import PortableError
+
 __all__ = [
     "NOTHING_LEFT",
     "AcceleratorNotOffered",
@@ -29,13 +31,10 @@ class ResourceUnavailable(RuntimeError):
     """The cluster or the pool cannot give what was asked for."""
 
 
-class MadeOfFacts:
-    """An error whose constructor takes facts and builds the message; this lets it cross a process border."""
+class MadeOfFacts(PortableError):
+    """An error whose constructor takes facts, keeps them, and builds the message."""
 
     facts: tuple[Any, ...]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.facts
 
 
 class PlacementTimeout(MadeOfFacts, ResourceUnavailable):

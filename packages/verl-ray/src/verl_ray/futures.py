@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from verl_dispatch.collectors import BatchCollector
 from verl_dispatch.plan import CallPlan
 from verl_protocol import DataProtoFuture
@@ -115,7 +115,9 @@ def _fetch(parts: Sequence[Any], timeout: float | None) -> list[Any]:
     refs = [part.fresh_ref if isinstance(part, AnswerPart) else part for part in parts]
     try:
         values = get_answers(refs, timeout)
-    except (RayTaskError, RayActorError) as error:
+    except RayError as error:
+        if isinstance(error, GetTimeoutError) and not isinstance(error, RayTaskError):
+            raise
         raise _explained([part for part in parts if isinstance(part, AnswerPart)]) or error from None
     return values[:num_read]
 
