@@ -17,7 +17,7 @@ from verl_dispatch.plan import RankCall
 from verl_dispatch.rank_info import RankInfo
 from verl_protocol import DataProto, DataProtoFuture
 from verl_ray import RayClassWithInitArgs, group_errors
-from verl_ray.actor_class import ANY_METHOD, derive_actor_class, is_async_class, routes_of
+from verl_ray.actor_class import ANY_METHOD, derive_actor_class, routes_of
 from verl_ray.colocate import create_colocated_worker_cls
 from verl_ray.host import Host, WorkerReport
 from verl_ray.message import ONE_READER, Answer, Slot, open_message, prepare_answer
@@ -69,7 +69,9 @@ def test_async_classes_make_asyncio_actors_only_where_calls_may_interleave() -> 
     template.update_options({"max_concurrency": 9})
     assert template.actor_options()["max_concurrency"] == 9
     assert has_async_methods(template.actor_class().__ray_metadata__.modified_class)
-    assert is_async_class(create_colocated_worker_cls({"a": RayClassWithInitArgs(AsyncSample)}).user_class)
+    roles = create_colocated_worker_cls({"a": RayClassWithInitArgs(AsyncSample)})
+    roles.update_options({"max_concurrency": 9})
+    assert has_async_methods(roles.actor_class().__ray_metadata__.modified_class)
 
 
 def test_only_classes_make_templates() -> None:

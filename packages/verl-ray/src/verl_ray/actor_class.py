@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from verl_dispatch.colocate import ColocatedWorker
+from verl_dispatch.colocate import ColocatedWorker, has_async_methods
 from verl_dispatch.register import MAGIC_ATTR, register_options
 
 from verl_ray.async_methods import hidden_async_methods
@@ -19,7 +19,6 @@ __all__ = [
     "Route",
     "classes_of",
     "derive_actor_class",
-    "is_async_class",
     "roles_of",
     "routes_of",
     "user_class_of",
@@ -54,14 +53,6 @@ def user_class_of(cls: Any) -> type:
     if not isinstance(cls, type):
         raise TypeError(f"cls is {cls!r}, expected a worker class, plain or wrapped by ray.remote")
     return cls
-
-
-def is_async_class(user_class: type) -> bool:
-    """Whether the class, or the class of one of its roles, defines a method that is `async def`."""
-    members = inspect.getmembers(user_class, inspect.isfunction)
-    return any(map(inspect.iscoroutinefunction, (member for _, member in members))) or any(
-        route.is_async for route in routes_of(user_class)
-    )
 
 
 def roles_of(user_class: type) -> dict[str, type]:
@@ -102,7 +93,7 @@ def derive_actor_class(user_class: type, *, interleaves: bool = False) -> type:
     Args:
         interleaves: whether calls may run at the same time; then async methods make it an asyncio actor.
     """
-    is_asyncio = interleaves and is_async_class(user_class)
+    is_asyncio = interleaves and has_async_methods(user_class)
     members: dict[str, Any] = {
         "_verl_user_class": user_class,
         "__module__": user_class.__module__,
