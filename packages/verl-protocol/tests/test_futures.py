@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from verl_protocol.batch import DataProto
+from verl_protocol.batch_data import NotABatchError
 from verl_protocol.errors import InvalidCountError, NothingToConcatError, UnevenChunksError
 from verl_protocol.futures import DataProtoFuture, PartRowsError, PartTypeError, RowCountsError
 
@@ -340,4 +341,11 @@ def test_a_part_with_too_few_rows_is_an_error_however_it_is_read() -> None:
     short = DataProtoFuture(DataProto.concat, [done(batch(0, 8))], row_counts=[9])
     for future in (short, short.chunk(3)[2]):
         with pytest.raises(PartRowsError, match="part 0 was announced with 9 rows, but has 8"):
+            future.get()
+
+
+def test_a_part_that_is_no_batch_is_an_error_however_it_is_read() -> None:
+    wrong: DataProtoFuture[Any] = DataProtoFuture(DataProto.concat, [done([1, 2])], row_counts=[2])
+    for future in (wrong, *wrong.chunk(2)):
+        with pytest.raises(NotABatchError, match="cannot count the rows of a list of int at"):
             future.get()

@@ -61,3 +61,8 @@ def test_results_of_no_size_are_results() -> None:
     assert tuple(data.repeat(3).batch["a"].shape) == (6, 0)
     assert tuple(data[[1]].batch["a"].shape) == (1, 0)
     assert len(DataProto.concat([data[:0], data[:0]])) == 0
+
+
+def test_shapes_that_do_not_fit_are_told_alike() -> None:
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        dense.concat_dense([torch.zeros(2, 3), torch.zeros(2, 4)])

@@ -70,6 +70,10 @@ class Reader(Worker):
     def number(self, data: DataProto) -> Any:
         return 7
 
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def numbers(self, data: DataProto) -> Any:
+        return [7] * len(data)
+
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     async def values_async(self, data: DataProto) -> list[int]:
         return [int(value) for value in data.tensor("x")[:, 0]]
@@ -235,6 +239,15 @@ def test_answers_that_are_no_batches_are_refused_by_futures_as_ever(group: RayWo
         group.number(batch(4)).get()
     with pytest.raises(type(later.value), match=re.escape(str(later.value))):
         group.number.call(batch(4))
+
+
+def test_answers_that_are_no_batches_are_refused_by_whoever_gets_their_future(
+    group: RayWorkerGroup[Reader],
+) -> None:
+    with pytest.raises(WorkerGroupError, match="cannot count the rows of a list of int"):
+        group.rows(group.numbers(batch(4)))
+    with pytest.raises(WorkerGroupError, match="cannot count the rows of a list of int"):
+        group.rows.submit(group.numbers(batch(4))).result(60)
 
 
 def test_parts_of_unequal_rows_are_cut_anew(group: RayWorkerGroup[Reader]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,8 @@ from verl_dispatch import (
     register,
 )
 from verl_protocol import DataProto, DataProtoFuture
-from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, retired
+from verl_ray.group_errors import StaleReferenceError
 
 WORLD = 4
 
@@ -88,6 +91,18 @@ class Echo(Worker):
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("pairs"))
     def over_pairs(self, data: DataProto) -> DataProto:
         return self._marked(data)
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("pairs"), blocking=False)
+    def refused_by_rank_1(self, data: DataProto) -> DataProto:
+        if self.rank == 1:
+            while not Path(data.meta_info["gate"]).exists():
+                time.sleep(0.01)
+            raise ValueError("refused by a rank that nobody reads")
+        return data
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def die(self, data: DataProto) -> DataProto:
+        os._exit(1)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def metric(self, data: DataProto) -> dict[str, int]:
@@ -306,3 +321,80 @@ def test_the_start_up_report_has_its_stages(group: RayWorkerGroup[Echo]) -> None
     assert set(report) >= {"placement_s", "processes_s", "imports_s", "actors_s", "init_s", "slowest_rank"}
     assert report["slowest_rank"] in range(WORLD)
     assert len(report["constructors_s"]) == WORLD
+
+
+def test_calls_end_with_the_ranks_that_nobody_reads_behind_their_futures(
+    group: RayWorkerGroup[Echo], tmp_path: Path
+) -> None:
+    data = rows(4)
+    data.meta_info["gate"] = str(tmp_path / "gate")
+    submitted = group.some.submit({0: group.refused_by_rank_1(data)})
+    ray.wait([submitted._pendings[0].ref], timeout=60)
+    assert not submitted.done()
+    (tmp_path / "gate").touch()
+    with pytest.raises(WorkerGroupError, match="'refused_by_rank_1'"):
+        submitted.result(60)
+    with pytest.raises(WorkerGroupError, match="'refused_by_rank_1'"):
+        list(group.some.stream({0: group.refused_by_rank_1(data)}))
+
+
+def test_a_group_outlives_the_workers_whose_results_it_waits_for(group: RayWorkerGroup[Echo]) -> None:
+    with (
+        RayResourcePool([1], use_gpu=False, cpus_per_worker=0.1) as pool,
+        RayWorkerGroup(pool, RayClassWithInitArgs(Echo)) as dying,
+    ):
+        with pytest.raises(WorkerGroupError, match="ActorDiedError"):
+            group.batch.submit(dying.die(rows(4))).result(60)
+        assert group.same(1) == [1] * WORLD
+        with pytest.raises(WorkerGroupError, match="ActorDiedError"):
+            dying.die(rows(4)).get(60)
+        with pytest.raises(WorkerGroupError, match="broken by an earlier failure"):
+            dying.same(1)
+
+
+@pytest.fixture
+def retired_ref(group: RayWorkerGroup[Echo], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A reference to a result of rank 0, which counts as ended."""
+    monkeypatch.setattr(retired, "_RETIRED", {})
+    retired.retire(group.workers[:1], "gone", 0)
+    return group.later("x")[0]
+
+
+def ring(*values: Any) -> list[Any]:
+    """A list that contains itself."""
+    made = list(values)
+    made.append(made)
+    return made
+
+
+def nest(value: Any) -> Any:
+    """The value at the bottom of more lists than Python allows calls."""
+    for _ in range(5000):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "hide",
+    [
+        lambda ref: [1, ref],
+        lambda ref: {"a": ({ref},)},
+        lambda ref: np.array([1, ref], dtype=object),
+        lambda ref: DataProto.from_dict(non_tensors={"o": [ref, 1]}),
+        lambda ref: DataProto(meta_info={"m": [ref]}),
+        ring,
+        nest,
+    ],
+)
+def test_references_of_retired_workers_are_refused_wherever_they_are(
+    group: RayWorkerGroup[Echo], retired_ref: Any, hide: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(StaleReferenceError):
+        group.same(hide(retired_ref))
+
+
+def test_values_without_references_pass_also_where_they_contain_themselves(
+    group: RayWorkerGroup[Echo], retired_ref: Any
+) -> None:
+    for answer in group.same(ring(1)):
+        assert answer[1] is answer

@@ -47,7 +47,7 @@ class CallRecord:
     Attributes:
         method: name of the method.
         dispatch_s: planning.
-        put_s: handing the arguments to the backend.
+        put_s: handing the arguments to the backend, which may wait for the row counts of futures.
         wait_s: waiting for the answers, fetching included.
         collect_s: putting the answers together.
         bytes_out: bytes of arguments; what several ranks share counts once.

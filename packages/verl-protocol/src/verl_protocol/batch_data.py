@@ -109,8 +109,16 @@ def concat_parts(parts: Sequence[Any]) -> Any:
 
 
 def num_rows_of(batch: Any) -> int:
-    """The number of rows of a DataProto or TensorDict."""
-    return len(batch) if is_proto(batch) else int((*batch.batch_size, 0)[0])
+    """The number of rows of a DataProto or TensorDict.
+
+    Raises:
+        NotABatchError: it is neither.
+    """
+    if is_proto(batch):
+        return len(batch)
+    if not is_tensordict(batch):
+        raise NotABatchError("count the rows of", batch)
+    return int((*batch.batch_size, 0)[0])
 
 
 def narrow_part(batch: Any, start: int, stop: int) -> Any:

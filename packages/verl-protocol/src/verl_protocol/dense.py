@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,9 @@ def concat_dense(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
     shape = list(tensors[0].shape)
     shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
     if _suits_one_thread(tensors, shape):
-        return _of_bits(np.concatenate([same_bits(tensor) for tensor in tensors], dim), tensors[0].dtype)
+        # Where shapes do not fit, torch below says so, as it does for other sizes.
+        with suppress(ValueError):
+            return _of_bits(np.concatenate([same_bits(tensor) for tensor in tensors], dim), tensors[0].dtype)
     parts = [as_plain(tensor) for tensor in tensors]
     tracked = any(part.requires_grad for part in parts)
     out = None if tracked else large_result(parts[0], shape)

@@ -18,7 +18,7 @@ from verl_ray.crew import Crew
 from verl_ray.executor import Executor, Pending
 from verl_ray.futures import data_future
 from verl_ray.retired import refuse_retired
-from verl_ray.unread import await_unread, still_open, unread_behind
+from verl_ray.unread import await_unread, still_open, still_running, unread_behind
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -66,10 +66,12 @@ class CrewGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
     def _stream(
         self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None
     ) -> Iterator[tuple[int, Any]]:
-        return self._executor.stream(plan, pendings, timeout_s)
+        begun_at = time.monotonic()
+        yield from self._executor.stream(plan, pendings, timeout_s)
+        await_unread(plan, timeout_s, begun_at)
 
     def _done(self, plan: CallPlan, pendings: Sequence[Pending]) -> bool:
-        return self._executor.done(pendings)
+        return self._executor.done(pendings) and not still_running(unread_behind(plan))
 
     def _futures(self, plan: CallPlan, pendings: Sequence[Pending]) -> list[Any]:
         by_rank = {pending.rank: pending.ref for pending in pendings}

@@ -30,22 +30,19 @@ class Survey:
     Attributes:
         values: answers that arrived.
         errors: what was raised instead.
+        died: indices of those whose own worker died; other workers' deaths fail calls that wait for these.
         silent: indices that had not answered when the survey ended, sorted.
     """
 
     values: dict[int, Any] = field(default_factory=dict)
     errors: dict[int, BaseException] = field(default_factory=dict)
+    died: list[int] = field(default_factory=list)
     silent: list[int] = field(default_factory=list)
 
     @property
     def leaves_group_usable(self) -> bool:
         """Whether every rank answered, with a value or an error, and none died."""
         return not self.silent and not self.died
-
-    @property
-    def died(self) -> list[int]:
-        """Indices of those that died."""
-        return [index for index, error in self.errors.items() if isinstance(error, _DEATHS)]
 
 
 def survey(refs: Sequence[Any], grace_s: float) -> Survey:
@@ -68,6 +65,14 @@ def _take(ref: Any, index: int, found: Survey) -> None:
         found.values[index] = get_answers([ref])[0]
     except Exception as error:  # whatever a worker raises is the survey's finding
         found.errors[index] = error
+        if isinstance(error, _DEATHS) and _is_of_own_worker(error, ref):
+            found.died.append(index)
+
+
+def _is_of_own_worker(error: BaseException, ref: Any) -> bool:
+    """Whether it is the worker itself that died, and not one whose result the call was waiting for."""
+    dead = getattr(error, "actor_id", None)
+    return dead is None or dead == ref.task_id().actor_id().hex()
 
 
 def has_failed(ref: Any) -> bool:

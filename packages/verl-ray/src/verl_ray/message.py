@@ -17,7 +17,7 @@ from verl_dispatch.future_parts import FuturePart
 from verl_protocol import DataProtoFuture
 from verl_protocol.wire import check_unwritten, pack
 
-from verl_ray.sealed import Sealed, SealedFuture, opened
+from verl_ray.sealed import Sealed, SealedFuture, opened, opened_batch
 
 if TYPE_CHECKING:
     from verl_protocol import DataProto
@@ -134,7 +134,7 @@ def _taken(slot: Slot, value: Any) -> Any:
         from verl_ray.direct_answer import private_copy
 
         return private_copy(value, slot.own)
-    return value if slot.opens_for is None else opened(value, slot.opens_for)
+    return value if slot.opens_for is None else opened_batch(value, slot.opens_for)
 
 
 def _filled_within(value: Any, refs: tuple[Any, ...]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import ray
 from verl_dispatch.plan import RankCall
 from verl_dispatch.plan_facts import arguments_of
@@ -29,8 +30,8 @@ def retire(handles: Iterable[Any], group: str, generation: int) -> None:
 
 
 def refuse_retired(calls: Iterable[RankCall]) -> None:
-    """Let calls pass that get no reference to what a retired worker made, also none within lists, dicts and
-    the `meta_info` of batches.
+    """Let calls pass that get no reference to what a retired worker made, also none within lists, dicts,
+    arrays of objects and batches.
 
     Raises:
         StaleReferenceError: the worker that made it was ended by a restart.
@@ -47,18 +48,27 @@ def refuse_retired(calls: Iterable[RankCall]) -> None:
 
 
 def _references(values: Collection[Any]) -> Iterator[ray.ObjectRef[Any]]:
-    # Lists of numbers or texts may be long; their types are seen faster than looked at one by one.
-    if _PLAIN.issuperset(map(type, values)):
-        return
-    for value in values:
-        if isinstance(value, ray.ObjectRef):
-            yield value
-        elif isinstance(value, Mapping):
-            yield from _references(value.values())
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            yield from _references(value)
-        elif is_proto(value):
-            yield from _references(value.meta_info.values())
-            for column in value.non_tensor_batch.values():
-                if column.dtype == object:
-                    yield from _references(column.reshape(-1).tolist())
+    """Every reference in these, however deep it lies; values may contain themselves."""
+    open_ones: list[Collection[Any]] = [values]
+    seen: dict[int, Any] = {}
+    while open_ones:
+        inside = open_ones.pop()
+        # Lists of numbers or texts may be long; their types are seen faster than looked at one by one.
+        if _PLAIN.issuperset(map(type, inside)):
+            continue
+        for value in inside:
+            if isinstance(value, ray.ObjectRef):
+                yield value
+            elif id(value) not in seen:
+                seen[id(value)] = value
+                open_ones += _inside(value)
+
+
+def _inside(value: Any) -> list[Collection[Any]]:
+    if isinstance(value, Mapping):
+        return [value.values()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [value]
+    if isinstance(value, np.ndarray):
+        return [value.reshape(-1).tolist()] if value.dtype == object else []
+    return [value.meta_info.values(), value.non_tensor_batch.values()] if is_proto(value) else []

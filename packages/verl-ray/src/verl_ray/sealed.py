@@ -21,7 +21,7 @@ from verl_protocol.wire import dumps, loads
 from verl_protocol.wire_buffer import Readers
 from verl_protocol.wire_walk import leaves
 
-__all__ = ["Arrived", "Sealed", "SealedFuture", "is_one_whole_part", "opened", "settled"]
+__all__ = ["Arrived", "Sealed", "SealedFuture", "is_one_whole_part", "opened", "opened_batch", "settled"]
 
 T = TypeVar("T")
 _LARGE_BYTES = 65536
@@ -69,6 +69,17 @@ class Arrived:
 def opened(value: Any, readers: Readers = "many") -> Any:
     """The value itself, also where it came sealed; see `verl_protocol.wire.loads`."""
     return value.open(readers) if isinstance(value, Arrived) else value
+
+
+def opened_batch(value: Any, readers: Readers) -> Any:
+    """The batch itself, also where it came sealed.
+
+    Raises:
+        NotABatchError: it is something else.
+    """
+    made = opened(value, readers)
+    num_rows_of(made)
+    return made
 
 
 class SealedFuture(DataProtoFuture[Any]):

@@ -53,6 +53,7 @@ STORE_FROM_BYTES = 100_000
 """Shared objects of at least so many bytes are stored; smaller ones cost less inline."""
 
 _SMALL_ITEMS = 64
+_LEVELS = 16
 
 
 def store_shared(shared: Iterable[SharedObject], readers: Readers) -> dict[int, Any]:
@@ -71,14 +72,16 @@ def is_worth_storing(value: Any) -> bool:
     return not _is_known(value) or nbytes_of(value) >= STORE_FROM_BYTES
 
 
-def _is_known(value: Any) -> bool:
-    """Whether `nbytes_of` sees all that is in the value."""
+def _is_known(value: Any, levels: int = _LEVELS) -> bool:
+    """Whether `nbytes_of` sees all that is in the value; not so where that lies deep, or contains itself."""
+    if not levels:
+        return False
     if is_plain(value) or hasattr(value, "nbytes"):
         return not isinstance(value, (str, bytes)) or len(value) < STORE_FROM_BYTES
     if isinstance(value, (list, tuple)) and len(value) <= _SMALL_ITEMS:
-        return all(map(_is_known, value))
+        return all(_is_known(each, levels - 1) for each in value)
     if isinstance(value, Mapping) and len(value) <= _SMALL_ITEMS:
-        return all(map(_is_known, value.values()))
+        return all(_is_known(each, levels - 1) for each in value.values())
     return False
 
 

@@ -21,7 +21,7 @@ from verl_ray.failures import has_failed
 from verl_ray.future_needs import futures_of
 from verl_ray.futures import AnswerPart, fetch_answers
 
-__all__ = ["await_unread", "still_open", "unread_behind"]
+__all__ = ["await_unread", "still_open", "still_running", "unread_behind"]
 
 
 def unread_behind(plan: CallPlan) -> tuple[AnswerPart, ...]:
@@ -34,11 +34,17 @@ def unread_behind(plan: CallPlan) -> tuple[AnswerPart, ...]:
 
 def still_open(parts: Sequence[AnswerPart]) -> tuple[AnswerPart, ...]:
     """Those that may still fail, or have failed: in a chain of futures the others need not be remembered."""
+    running = set(still_running(parts))
+    return tuple(part for part in parts if part in running or has_failed(part.ref))
+
+
+def still_running(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
+    """Those that are not there yet."""
     if not parts:
-        return ()
+        return []
     refs = [part.ref for part in parts]
-    done = set(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0])
-    return tuple(part for part in parts if part.ref not in done or has_failed(part.ref))
+    waiting = set(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[1])
+    return [part for part in parts if part.ref in waiting]
 
 
 def await_unread(plan: CallPlan, timeout_s: float | None, begun_at: float) -> None:
@@ -64,7 +70,7 @@ def await_unread(plan: CallPlan, timeout_s: float | None, begun_at: float) -> No
 
 def _late(parts: Sequence[AnswerPart], timeout_s: float) -> CallTimeout:
     """The error for the call whose answers are the first that are missing."""
-    waiting = [part for part in parts if not ray.wait([part.ref], timeout=0, fetch_local=False)[0]]
+    waiting = still_running(parts)
     first = (waiting or parts)[0]
     ranks = [part.rank for part in waiting if part.crew is first.crew and part.method == first.method]
     name = "" if first.crew is None else first.crew.name
