@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import verl_dispatch
 from verl_dispatch import (
     ClassWithInitArgs,
     Dispatch,
@@ -42,6 +43,7 @@ class Wrong(Worker):
 
 
 def constructor_arguments() -> None:
+    verl_dispatch.LocalWorkerGrup()  # type: ignore[attr-defined]
     LocalWorkerGroup(Trainer, 2)  # type: ignore[call-overload]
     LocalWorkerGroup(Trainer, 2, lr="much")  # type: ignore[call-overload]
     LocalWorkerGroup(Trainer, 2, lr=0.1, nme="x")  # type: ignore[call-overload]

@@ -1,11 +1,13 @@
 """Mistakes that are found on Ray without the plugin: every marked line must be an error."""
 
+import verl_ray
 from verl_ray import RayClassWithInitArgs, RayWorkerGroup
 
 from tests.typing.workers import Other, Trainer
 
 
 def templates() -> None:
+    verl_ray.RayWorkerGrup()  # type: ignore[attr-defined]
     RayClassWithInitArgs(Trainer)  # type: ignore[call-overload]
     RayClassWithInitArgs(Trainer, lr="much")  # type: ignore[call-overload]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -129,3 +131,30 @@ def test_an_unknown_dtype_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         data, buffers = wire.dumps(torch.ones(3))
     with pytest.raises(wire.UnknownDtypeError, match="'float2_new'"):
         wire.loads(data, buffers)
+
+
+READER = """
+import pickle, sys
+from verl_protocol import wire
+
+arrays, tensors = pickle.loads(bytes.fromhex(sys.argv[1]))
+assert not wire.loads(*arrays, readers="read_only")["x"].flags.writeable
+assert "torch" not in sys.modules
+got = wire.loads(*tensors, readers="read_only")
+wire.check_unwritten(got)
+got["j"].values().add_(1)
+try:
+    wire.check_unwritten(got)
+except wire.ReadOnlyWriteError as error:
+    sys.exit(error.column)
+"""
+
+
+def test_the_first_tensors_that_a_process_meets_are_watched_too() -> None:
+    sent = []
+    for value in ({"x": np.zeros(1000)}, {"x": torch.ones(1000), "j": jagged_wide([200, 300])}):
+        data, buffers = wire.dumps(value)
+        sent.append((data, [bytes(buffer.raw()) for buffer in buffers]))
+    command = [sys.executable, "-c", READER, pickle.dumps(sent).hex()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1:] == ["j[values]"], done.stderr

@@ -6,6 +6,7 @@ Nothing here runs; `test_protocol_types.py` has mypy read it.
 from __future__ import annotations
 
 import torch
+import verl_protocol
 from verl_protocol import DataProto, DataProtoConfig, pad_dataproto_to_divisor, reduce_metrics
 
 
@@ -20,6 +21,7 @@ def mistakes(data: DataProto) -> None:
     data.chunk(2).pop("a")  # type: ignore[arg-type]
     data.select(3)  # type: ignore[arg-type]
     data.reorder([0]).pop()  # type: ignore[func-returns-value, attr-defined]
+    verl_protocol.nope()  # type: ignore[attr-defined]
     data.nope()  # type: ignore[attr-defined]
     data.to(torch.zeros(1))  # type: ignore[arg-type]
     data.union({})  # type: ignore[arg-type]

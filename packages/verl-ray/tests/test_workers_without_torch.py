@@ -47,6 +47,7 @@ def test_torch_is_imported_when_a_batch_comes_and_not_before(monkeypatch: pytest
         values: list[Any] = [3, {"reward": 0.5, "words": ["a"]}, [1, (2, None)], np.arange(1000)]
         for value in values:
             np.testing.assert_equal([group.echo(value), group.later(value)], [[value], [value]])
+            np.testing.assert_equal(group.echo.options(read_only=True)(value), [value])
         with pytest.raises(WorkerGroupError, match="no such rule"):
             group.echo(ValueError("no such rule"))
         assert group.loaded() == [set()]

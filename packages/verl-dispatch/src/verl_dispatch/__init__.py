@@ -164,14 +164,17 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for: a worker needs few of them."""
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"verl_dispatch.{home}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:
+    # A type checker that saw this would take any name for one that there is.
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first asked for: a worker needs few of them."""
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"verl_dispatch.{home}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -82,6 +83,11 @@ def loads(
     ready = ready_buffers(buffers, readers)
     if device is None and readers != "read_only":
         return pickle.loads(data, buffers=ready)
+    if device is None and "torch" not in sys.modules:
+        value = pickle.loads(data, buffers=ready)
+        if "torch" not in sys.modules:
+            return value
+        # The first tensors that this process meets brought torch; now they are read such as to be watched.
     from verl_protocol.wire_tensor import counting_writes, loading_on
 
     with nullcontext() if device is None else loading_on(device):
