@@ -189,14 +189,17 @@ def shell_variables() -> str:
 
 
 def test_a_call_leaves_nothing_for_the_garbage_collector(turns: Any) -> None:
-    turns.note(0)
-    gc.collect()
-    gc.disable()
-    try:
+    def garbage_of_50_calls() -> int:
+        gc.collect()
         for each in range(50):
             turns.note(each)
-        # What a call leaves behind would be 50 times something.
-        assert gc.collect() < 50
+        return gc.collect()
+
+    turns.note(0)
+    gc.disable()
+    try:
+        # What a call leaves behind would be 50 times something, each time; threads that end leave some once.
+        assert min(garbage_of_50_calls() for _ in range(3)) < 50
     finally:
         gc.enable()
 
