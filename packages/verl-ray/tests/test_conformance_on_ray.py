@@ -48,7 +48,12 @@ class RayBackend(Backend):
 
     def _started(self, template: RayClassWithInitArgs[Any], world_size: int) -> RayWorkerGroup[Any]:
         pool = RayResourcePool([world_size], use_gpu=False, max_colocate_count=1, cpus_per_worker=0.05)
-        return PooledGroup(pool, template)
+        try:
+            return PooledGroup(pool, template)
+        except BaseException:
+            # The traceback may keep the pool alive for long.
+            pool.shutdown()
+            raise
 
 
 @pytest.fixture(scope="module")
