@@ -13,6 +13,7 @@ from verl_ray.cluster import ensure_ray_started
 from verl_ray.crew import Crew
 from verl_ray.group_errors import AttachError
 from verl_ray.host import WorkerReport
+from verl_ray.launch import kill
 
 __all__ = ["attach", "attach_by_handle", "attach_by_name", "destroy_detached"]
 
@@ -56,17 +57,20 @@ def attach_by_handle(group: str, handles: Sequence[Any], timeout_s: float) -> Cr
 
 
 def destroy_detached(worker_names: Sequence[str]) -> None:
-    """End detached workers by their names; those that are gone already are passed over.
+    """End detached workers by their names, and wait until they are gone; those that are already are passed
+    over.
 
     Raises:
         AttachError: a name is unknown because this driver is in another namespace.
     """
     ensure_ray_started()
+    handles = []
     for name in worker_names:
         try:
-            ray.kill(ray.get_actor(name))
+            handles.append(ray.get_actor(name))
         except ValueError:
             _refuse_anonymous_namespace(name)
+    kill(handles)
 
 
 def _handle(name: str) -> Any:
