@@ -1,8 +1,9 @@
 """How one call on a worker group is spread over its workers and its answers put together."""
 
-from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from verl_protocol.names_on_demand import names_on_demand
 
 # Imported at once: the module has the name of the function, and would else stand here in its place.
 from verl_dispatch.register import register
@@ -166,15 +167,8 @@ _HOMES = {
 
 if not TYPE_CHECKING:
     # A type checker that saw this would take any name for one that there is.
-
-    def __getattr__(name: str) -> Any:
-        """Import a public name when it is first asked for: a worker needs few of them."""
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"verl_dispatch.{home}"), name)
-        globals()[name] = value
-        return value
+    # At run time a worker needs few of them.
+    __getattr__ = names_on_demand(globals(), _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -4,9 +4,10 @@ Nothing here needs Ray. What is imported is imported when first asked for: torch
 needs it, tensordict, which takes seconds more, when a `.batch` is first read.
 """
 
-from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from verl_protocol.names_on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from verl_protocol.batch import DataProto
@@ -97,15 +98,8 @@ _HOMES = {
 
 if not TYPE_CHECKING:
     # A type checker that saw this would take any name for one that there is.
-
-    def __getattr__(name: str) -> Any:
-        """Import a public name when it is first asked for: a worker that gets no batch needs no torch."""
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"verl_protocol.{home}"), name)
-        globals()[name] = value
-        return value
+    # At run time a worker that gets no batch needs no torch.
+    __getattr__ = names_on_demand(globals(), _HOMES)
 
 
 def __dir__() -> list[str]:

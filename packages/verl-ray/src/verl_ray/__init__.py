@@ -1,10 +1,12 @@
 """Worker groups on Ray: resource pools, placement, actors and failures."""
 
-from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from verl_ray._clock import IMPORTED_AT as _IMPORTED_AT  # noqa: F401 - starts the clock before other imports
+
+# isort: split
+from verl_protocol.names_on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from verl_dispatch.errors import CallTimeout, WorkerGroupError
@@ -78,15 +80,8 @@ _HOMES = {
 
 if not TYPE_CHECKING:
     # A type checker that saw this would take any name for one that there is.
-
-    def __getattr__(name: str) -> Any:
-        """Import a public name when it is first asked for: `python -m verl_ray doctor` needs none of them."""
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"verl_ray.{home}"), name)
-        globals()[name] = value
-        return value
+    # At run time `python -m verl_ray doctor` needs none.
+    __getattr__ = names_on_demand(globals(), _HOMES)
 
 
 def __dir__() -> list[str]:
