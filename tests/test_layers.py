@@ -46,10 +46,11 @@ def test_import_stays_light(package: str, absent: set[str]) -> None:
 WORKER = textwrap.dedent(
     """
     import pickle
-    import verl_ray.actor_class, verl_ray.host
+    import verl_ray.worker.actor, verl_ray.worker.host
     from verl_dispatch import Dispatch, Worker, register
-    from verl_dispatch.rank_info import RankInfo, building
-    from verl_ray.message import open_message, prepare_answer
+    from verl_dispatch.workers.rank import RankInfo
+    from verl_dispatch.workers.site import building
+    from verl_ray.wire.message import open_message, prepare_answer
 
     class Rules(Worker):
         @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -57,7 +58,7 @@ WORKER = textwrap.dedent(
             return {"length": len(text)}
 
     verl_ray.RayClassWithInitArgs(Rules), verl_ray.RayResourcePool, verl_ray.RayWorkerGroup
-    verl_ray.actor_class.derive_actor_class(Rules)
+    verl_ray.worker.actor.derive_actor_class(Rules)
     args, kwargs, answer = open_message((("four",), {}, None), ())
     with building(RankInfo(rank=0, world_size=1)):
         packed = prepare_answer(Rules().score(*args, **kwargs), answer)
@@ -78,9 +79,9 @@ def test_every_public_name_is_found_whatever_was_imported_before(package: str) -
     script = f"""
         import importlib, pkgutil, types
         import {package} as package
-        for module in pkgutil.iter_modules(package.__path__):
-            if not module.name.startswith("_"):
-                importlib.import_module("{package}." + module.name)
+        for module in pkgutil.walk_packages(package.__path__, "{package}."):
+            if "._" not in module.name and module.name != "verl_dispatch.conformance":
+                importlib.import_module(module.name)
         names = {{name: getattr(package, name) for name in package.__all__}}
         assert set(names) <= set(dir(package))
         assert not [name for name, value in names.items() if isinstance(value, types.ModuleType)], names

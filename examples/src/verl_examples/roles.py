@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_dispatch import ClassWithInitArgs, LocalWorkerGroup, WorkerGroup
-from verl_dispatch.colocate import create_colocated_worker_raw_cls
+from verl_dispatch.workers.roles import create_colocated_worker_raw_cls
 
 from verl_examples.model import ModelConfig
 from verl_examples.settings import Settings

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "tools"))
 import torch
 from benchmark_harness import Work, medians_ms, text_table
 from verl_dispatch import Dispatch, LocalWorkerGroup, Worker, make_nd_compute_dataproto_dispatch_fn, register
-from verl_dispatch.isolation import private_copy
+from verl_dispatch.local.copies import private_copy
 from verl_protocol import DataProto
 
 WORLD_SIZES = (1, 2, 4, 8, 16, 64, 256, 1024)

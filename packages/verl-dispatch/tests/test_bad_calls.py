@@ -19,7 +19,6 @@ from verl_dispatch import (
     register,
     register_execute_mode,
 )
-from verl_dispatch.colocate import InvalidRolesError
 from verl_dispatch.errors import (
     AnswersDifferError,
     CallOptionError,
@@ -32,6 +31,7 @@ from verl_dispatch.errors import (
     UnknownMeshError,
     UnsplittableArgumentError,
 )
+from verl_dispatch.workers.roles import InvalidRolesError
 from verl_protocol import DataProto, DataProtoFuture
 
 

@@ -6,7 +6,13 @@ import pickle
 from typing import Any
 
 import pytest
-from verl_dispatch.colocate import (
+from verl_dispatch.errors import UnknownMethodError
+from verl_dispatch.groups.pool import ClassWithInitArgs
+from verl_dispatch.local.group import LocalWorkerGroup
+from verl_dispatch.methods.decorator import register
+from verl_dispatch.modes import Dispatch
+from verl_dispatch.workers.rank import RankInfo
+from verl_dispatch.workers.roles import (
     AmbiguousDirectMethodError,
     ColocatedWorker,
     GroupViewError,
@@ -16,13 +22,8 @@ from verl_dispatch.colocate import (
     create_colocated_worker_raw_cls,
     has_async_methods,
 )
-from verl_dispatch.errors import UnknownMethodError
-from verl_dispatch.local import LocalWorkerGroup
-from verl_dispatch.modes import Dispatch
-from verl_dispatch.rank_info import RankInfo, building
-from verl_dispatch.register import register
-from verl_dispatch.resource_pool import ClassWithInitArgs
-from verl_dispatch.worker import Worker
+from verl_dispatch.workers.site import building
+from verl_dispatch.workers.worker import Worker
 
 
 class Actor(Worker):

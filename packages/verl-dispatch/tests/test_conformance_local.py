@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from verl_dispatch.colocate import create_colocated_worker_raw_cls
 from verl_dispatch.conformance import *  # noqa: F403
 from verl_dispatch.conformance import Backend
-from verl_dispatch.local import LocalWorkerGroup
-from verl_dispatch.worker_group import WorkerGroup
+from verl_dispatch.groups.group import WorkerGroup
+from verl_dispatch.local.group import LocalWorkerGroup
+from verl_dispatch.workers.roles import create_colocated_worker_raw_cls
 
 
 class LocalBackend(Backend):

@@ -15,7 +15,7 @@ from verl_dispatch.errors import (
     UnknownMethodError,
     WorkerGroupError,
 )
-from verl_dispatch.worker_group import RESERVED_NAMES
+from verl_dispatch.groups.group import RESERVED_NAMES
 
 
 class Calculator(Worker):

@@ -17,9 +17,10 @@ from verl_dispatch import (
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
-from verl_dispatch.argument_parts import PaddedPart, with_worker_trims
 from verl_dispatch.errors import CallOptionError, NoBatchError, RefusedPairError, UnknownMeshError
-from verl_dispatch.tracing import CallTimer, current_timer
+from verl_dispatch.groups.bound_method import CallTimer, current_timer
+from verl_dispatch.planning.parts import PaddedPart
+from verl_dispatch.planning.plan import with_worker_trims
 from verl_protocol import DataProto, DataProtoFuture
 
 
@@ -160,7 +161,7 @@ def test_a_future_with_row_counts_is_padded_by_fetching_only_its_rows() -> None:
             fetched.append(self.index)
             return batch(6).chunk(2)[self.index]
 
-    from verl_dispatch.future_parts import FuturePart
+    from verl_dispatch.planning.parts import FuturePart
 
     future: DataProtoFuture[DataProto] = DataProtoFuture(
         DataProto.concat, [Part(0), Part(1)], row_counts=[3, 3]

@@ -6,7 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from verl_dispatch.errors import UnevenRowsError
-from verl_dispatch.layout import RowLayout, balanced_layout, even_layout, padded_layout, uneven_layout
+from verl_dispatch.planning.layout import (
+    RowLayout,
+    balanced_layout,
+    even_layout,
+    padded_layout,
+    uneven_layout,
+)
 from verl_protocol import DataProto
 
 ROWS = st.integers(0, 40)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from verl_dispatch.isolation import PrivateFuture, new_memo, private_arguments, private_copy
+from verl_dispatch.local.copies import PrivateFuture, new_memo, private_arguments, private_copy
 from verl_protocol import DataProto, DataProtoFuture
 
 

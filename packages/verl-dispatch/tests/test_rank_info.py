@@ -3,15 +3,9 @@
 import pickle
 
 import pytest
-from verl_dispatch.rank_info import (
-    InvalidRankVariableError,
-    MissingRankVariablesError,
-    RankInfo,
-    building,
-    enter_site,
-    leave_site,
-)
-from verl_dispatch.worker import Worker
+from verl_dispatch.workers.rank import InvalidRankVariableError, MissingRankVariablesError, RankInfo
+from verl_dispatch.workers.site import building, enter_site, leave_site
+from verl_dispatch.workers.worker import Worker
 
 TORCHRUN = {
     "RANK": "3",

@@ -19,7 +19,7 @@ from verl_dispatch import (
     register,
 )
 from verl_dispatch.errors import RefusedPairError, RegisterOptionError
-from verl_dispatch.register import register_options
+from verl_dispatch.methods.decorator import register_options
 from verl_protocol import DataProto, DataProtoFuture
 
 

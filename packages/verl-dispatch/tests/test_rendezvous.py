@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from verl_dispatch.process_group import (
+from verl_dispatch.local.collectives import Rendezvous, Seat, ThreadProcessGroup
+from verl_dispatch.workers.collectives import (
     CollectiveError,
     CollectiveNotPossibleError,
     LonelyProcessGroup,
     ProcessGroup,
     ReduceOp,
 )
-from verl_dispatch.rendezvous import Rendezvous, Seat, ThreadProcessGroup
 from verl_protocol import DataProto, all_gather_data_proto
 
 pytestmark = pytest.mark.timeout(30)

@@ -6,17 +6,16 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from verl_dispatch.network import free_port
-from verl_dispatch.process_group import CollectiveNotPossibleError
-from verl_dispatch.rank_info import RankInfo
-from verl_dispatch.torch_process_group import TorchProcessGroup
+from verl_dispatch.workers.collectives import CollectiveNotPossibleError
+from verl_dispatch.workers.rank import RankInfo, free_port
+from verl_dispatch.workers.torch_collectives import TorchProcessGroup
 
 PROGRAM = textwrap.dedent(
     """
     import sys, torch
-    import verl_dispatch.process_group, verl_dispatch.rank_info
-    from verl_dispatch.torch_process_group import TorchProcessGroup
-    from verl_dispatch.rank_info import RankInfo
+    import verl_dispatch.workers.collectives, verl_dispatch.workers.rank
+    from verl_dispatch.workers.torch_collectives import TorchProcessGroup
+    from verl_dispatch.workers.rank import RankInfo
 
     rank, port, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     group = TorchProcessGroup(RankInfo(rank, 2, master_addr="127.0.0.1", master_port=port), timeout_s=60)

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from verl_dispatch.methods.decorator import MAGIC_ATTR
 from verl_dispatch.modes import Dispatch, Execute
-from verl_dispatch.rank_info import RankInfo, building
-from verl_dispatch.register import MAGIC_ATTR
-from verl_dispatch.worker import Worker
-from verl_dispatch.worker_meshes import MeshEntryError
+from verl_dispatch.workers.rank import RankInfo
+from verl_dispatch.workers.site import building
+from verl_dispatch.workers.worker import MeshEntryError, Worker
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from benchmark_harness import Aim, Row, Work, comparison, medians_ms
 from verl_protocol import DataProto, pad_dataproto_to_divisor, wire
-from verl_protocol.columns import jagged_of
+from verl_protocol.columns.checks import jagged_of
 
 
 def medians(*works: Work, repeats: int) -> list[float]:

@@ -22,7 +22,7 @@ from verl_protocol import (
 )
 from verl_protocol import errors as e
 from verl_protocol import tensordict_ops as ops
-from verl_protocol.columns import jagged_of
+from verl_protocol.columns.checks import jagged_of
 
 
 def batch(**meta: Any) -> DataProto:

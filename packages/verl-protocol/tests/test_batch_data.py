@@ -7,8 +7,8 @@ from protocol_samples import full_tensordict
 from tensordict import TensorDict
 from verl_protocol import errors
 from verl_protocol import tensordict_ops as ops
-from verl_protocol.batch import DataProto
-from verl_protocol.batch_data import BatchData, NotABatchError
+from verl_protocol.batch.proto import DataProto
+from verl_protocol.futures.any_batch import BatchData, NotABatchError
 
 
 def proto(data: TensorDict) -> DataProto:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from verl_protocol import DataProto, collate_fn, pad_dataproto_to_divisor, unpad_dataproto
-from verl_protocol.columns import jagged_of
+from verl_protocol.columns.checks import jagged_of
 
 settings.register_profile(
     "protocol", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]

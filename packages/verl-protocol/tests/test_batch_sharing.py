@@ -18,7 +18,7 @@ from verl_protocol import (
     pad_dataproto_to_divisor,
     unpad_dataproto,
 )
-from verl_protocol.jagged import jagged_view
+from verl_protocol.columns.jagged import jagged_view
 
 
 def batch() -> DataProto:

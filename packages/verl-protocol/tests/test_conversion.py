@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl_protocol import DataProto, DataProtoItem, collate_fn
-from verl_protocol.columns import jagged_of
+from verl_protocol.columns.checks import jagged_of
 
 
 def trip(data: DataProto) -> DataProto:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from verl_protocol import DataProto, errors
-from verl_protocol.columns import jagged_of
+from verl_protocol.columns.checks import jagged_of
 
 
 def test_repr_shows_rows_columns_shapes_dtypes_and_devices() -> None:

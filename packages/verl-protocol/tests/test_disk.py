@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from verl_protocol.batch import DataProto
-from verl_protocol.disk import (
+from verl_protocol.batch.proto import DataProto
+from verl_protocol.files.disk import (
     EndlessValueError,
     FileFormatError,
     PickleNeededError,
@@ -24,7 +24,7 @@ from verl_protocol.disk import (
     load_from_disk,
     save_to_disk,
 )
-from verl_protocol.wire_version import UnknownDtypeError
+from verl_protocol.wire.buffers import UnknownDtypeError
 
 
 def round_trip(data: DataProto, path: Path, **options: Any) -> DataProto:
@@ -163,7 +163,7 @@ def test_other_tools_can_read_the_tensors(tmp_path: Path) -> None:
 
 
 def test_a_long_description_finds_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verl_protocol.disk._MAX_HEADER_BYTES", 10)
+    monkeypatch.setattr("verl_protocol.files.disk._MAX_HEADER_BYTES", 10)
     data = DataProto.from_dict(non_tensors={"s": ["x" * 1000]})
     assert round_trip(data, tmp_path).equals(data)
 
@@ -282,7 +282,7 @@ def test_what_holds_itself_cannot_be_saved(tmp_path: Path) -> None:
 
 def test_a_file_of_another_release_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("verl_protocol.disk.FILE_VERSION", "99")
+        patch.setattr("verl_protocol.files.disk.FILE_VERSION", "99")
         save_to_disk(DataProto(meta_info={"k": 1}), tmp_path / "b")
     with pytest.raises(FileFormatError, match=r"file format 99, but verl-protocol .* reads format 1"):
         load_from_disk(tmp_path / "b")

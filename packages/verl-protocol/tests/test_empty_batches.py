@@ -17,7 +17,7 @@ from verl_protocol import (
     unfold_batch_dim,
     unpad_dataproto,
 )
-from verl_protocol.columns import jagged_of
+from verl_protocol.columns.checks import jagged_of
 
 BATCHES: dict[str, Callable[[], DataProto]] = {
     "nothing": lambda: DataProto(),

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from verl_protocol import DataProto, equal
-from verl_protocol.columns import jagged_of
-from verl_protocol.equality import columns_equal
+from verl_protocol.columns.checks import jagged_of
+from verl_protocol.columns.equality import columns_equal
 
 
 class Stubborn:

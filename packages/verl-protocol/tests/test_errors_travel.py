@@ -16,7 +16,7 @@ from verl_protocol import DataProto
 from verl_protocol.errors import PortableError
 
 MODULES = [
-    import_module(f"verl_protocol.{module.name}") for module in pkgutil.iter_modules(verl_protocol.__path__)
+    import_module(module.name) for module in pkgutil.walk_packages(verl_protocol.__path__, "verl_protocol.")
 ]
 ERRORS = sorted(
     {

@@ -12,10 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verl_protocol.batch import DataProto
-from verl_protocol.batch_data import NotABatchError
+from verl_protocol.batch.proto import DataProto
 from verl_protocol.errors import InvalidCountError, NothingToConcatError, UnevenChunksError
-from verl_protocol.futures import DataProtoFuture, PartRowsError, PartTypeError, RowCountsError
+from verl_protocol.futures.any_batch import NotABatchError
+from verl_protocol.futures.future import DataProtoFuture, PartRowsError, PartTypeError, RowCountsError
 
 
 def batch(start: int, stop: int, **meta: Any) -> DataProto:

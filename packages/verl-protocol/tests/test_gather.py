@@ -9,10 +9,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from verl_protocol.batch import DataProto
-from verl_protocol.columns import jagged_of
-from verl_protocol.gather import all_gather_data_proto
-from verl_protocol.jagged import ragged_dim
+from verl_protocol.batch.proto import DataProto, all_gather_data_proto
+from verl_protocol.columns.checks import jagged_of
+from verl_protocol.columns.jagged import ragged_dim
 
 
 def batch_of(rank: int) -> DataProto:

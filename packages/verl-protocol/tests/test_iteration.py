@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from verl_protocol import DataProto
-from verl_protocol.columns import jagged_of
+from verl_protocol.columns.checks import jagged_of
 
 
 def batch(num_rows: int = 6) -> DataProto:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from verl_protocol import DataProto, collate_fn, equal, pad_dataproto_to_divisor
-from verl_protocol.columns import jagged_of
-from verl_protocol.jagged import build_jagged, concat_jagged, jagged_parts, ragged_dim, take_jagged
+from verl_protocol.columns.checks import jagged_of
+from verl_protocol.columns.jagged import build_jagged, concat_jagged, jagged_parts, ragged_dim, take_jagged
 
 LENGTHS = {"equal": [3, 3, 3, 3], "unequal": [3, 0, 2, 5], "all empty": [0, 0, 0, 0]}
 

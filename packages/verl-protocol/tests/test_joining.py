@@ -11,8 +11,8 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 from verl_protocol import DataProto, union_numpy_dict
-from verl_protocol.columns import jagged_of
-from verl_protocol.nested import object_column
+from verl_protocol.columns.checks import jagged_of
+from verl_protocol.columns.objects import object_column
 
 
 def tensors(**columns: torch.Tensor) -> DataProto:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from verl_protocol import DataProto, dense, equal, memory
-from verl_protocol.columns import jagged_of
+from verl_protocol import DataProto, equal
+from verl_protocol.columns import dense
+from verl_protocol.columns.checks import jagged_of
 
 
 @pytest.fixture(params=["large", "small", "on one thread"], autouse=True)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """All results are of one kind."""
-    monkeypatch.setattr(memory, "LARGE_BYTES", 1 if request.param == "large" else 2**40)
+    monkeypatch.setattr(dense, "LARGE_BYTES", 1 if request.param == "large" else 2**40)
     if request.param == "on one thread":
         monkeypatch.setattr(dense, "THREADED_ELEMENTS", 0)
     else:

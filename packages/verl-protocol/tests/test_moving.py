@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from verl_protocol import DataProto
-from verl_protocol.columns import jagged_of
+from verl_protocol.columns.checks import jagged_of
 
 
 def test_all_tensor_columns_move_and_self_is_returned() -> None:

@@ -10,8 +10,8 @@ from protocol_samples import jagged, rows_of
 from tensordict import TensorDict
 from verl_protocol import errors
 from verl_protocol import tensordict_ops as ops
+from verl_protocol.columns.jagged import ragged_dim
 from verl_protocol.errors import RaggedDimError
-from verl_protocol.jagged import ragged_dim
 
 
 @pytest.mark.parametrize("lengths", [[3, 3], [3, 5], [3], [0, 2]])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from verl_protocol import DataProto, DataProtoConfig, pad_dataproto_to_divisor, unpad_dataproto
-from verl_protocol.columns import jagged_of
+from verl_protocol.columns.checks import jagged_of
 
 
 def batch(num_rows: int = 3) -> DataProto:

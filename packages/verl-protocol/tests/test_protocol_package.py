@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import verl_protocol
 
-MODULES = sorted(info.name for info in pkgutil.iter_modules(verl_protocol.__path__))
+MODULES = sorted(info.name for info in pkgutil.walk_packages(verl_protocol.__path__, "verl_protocol."))
 
 
 PROGRAM = """
@@ -67,7 +67,7 @@ def test_the_examples_of_the_readme_run() -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings_run(name: str) -> None:
-    module = importlib.import_module(f"verl_protocol.{name}")
+    module = importlib.import_module(name)
     names = {"torch": importlib.import_module("torch"), "np": importlib.import_module("numpy")}
     exported = {name: getattr(verl_protocol, name) for name in verl_protocol.__all__}
     result = doctest.testmod(

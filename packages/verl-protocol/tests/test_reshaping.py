@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from verl_protocol import DataProto, fold_batch_dim, pad_dataproto_to_divisor, unfold_batch_dim
-from verl_protocol.columns import jagged_of
+from verl_protocol.columns.checks import jagged_of
 
 
 def test_repeat_of_no_width_no_rows_and_no_times() -> None:

@@ -13,9 +13,9 @@ from protocol_samples import full_tensordict, jagged, rows_of
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl_protocol import errors
 from verl_protocol import tensordict_ops as ops
-from verl_protocol.batch import DataProto
-from verl_protocol.batch_data import BatchData
+from verl_protocol.batch.proto import DataProto
 from verl_protocol.errors import NotATensorDictError
+from verl_protocol.futures.any_batch import BatchData
 
 
 def proto(data: TensorDict) -> DataProto:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from protocol_samples import full_batch, out_of_band, round_trip
 from tensordict import NonTensorStack, TensorDict
 from verl_protocol import DataProto, wire
-from verl_protocol.padding import pad_dataproto_to_divisor
+from verl_protocol.batch.padding import pad_dataproto_to_divisor
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
@@ -210,7 +210,7 @@ def test_an_unknown_version_is_named(
     transport: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("verl_protocol.wire_version.WIRE_VERSION", 99)
+        patch.setattr("verl_protocol.wire.buffers.WIRE_VERSION", 99)
         payload = pickle.dumps(full_batch())
     with pytest.raises(wire.WireVersionError, match=r"format 99, but verl-protocol 0.* format 2"):
         pickle.loads(payload)
@@ -219,8 +219,8 @@ def test_an_unknown_version_is_named(
 
 def test_an_unknown_version_is_seen_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("verl_protocol.wire_version.WIRE_VERSION", 99)
-        patch.setattr("verl_protocol.wire_tensor.dtype_name", lambda dtype: "not yet invented")
+        patch.setattr("verl_protocol.wire.buffers.WIRE_VERSION", 99)
+        patch.setattr("verl_protocol.wire.reduce.dtype_name", lambda dtype: "not yet invented")
         payload = pickle.dumps(full_batch())
     with pytest.raises(wire.WireVersionError):
         pickle.loads(payload)

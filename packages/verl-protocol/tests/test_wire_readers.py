@@ -116,7 +116,7 @@ def test_loading_on_a_device_is_asked_for() -> None:
 
 def test_an_unknown_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("verl_protocol.wire_version.WIRE_VERSION", 99)
+        patch.setattr("verl_protocol.wire.buffers.WIRE_VERSION", 99)
         payloads = [wire.dumps([1])[0], pickle.dumps(wire.pack([1]), 5)]
     for payload in payloads:
         with pytest.raises(
@@ -127,7 +127,7 @@ def test_an_unknown_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unknown_dtype_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("verl_protocol.wire_tensor.dtype_name", lambda dtype: "float2_new")
+        patch.setattr("verl_protocol.wire.reduce.dtype_name", lambda dtype: "float2_new")
         data, buffers = wire.dumps(torch.ones(3))
     with pytest.raises(wire.UnknownDtypeError, match="'float2_new'"):
         wire.loads(data, buffers)

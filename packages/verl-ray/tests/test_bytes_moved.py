@@ -17,17 +17,15 @@ import pytest
 import ray
 import torch
 from verl_dispatch import Broadcast, Dispatch, Worker, WorkerGroupError, register
-from verl_dispatch.argument_parts import PaddedPart
-from verl_dispatch.future_parts import FuturePart
-from verl_dispatch.layout import RowTrim
-from verl_dispatch.plan import RankCall
+from verl_dispatch.planning.layout import RowTrim
+from verl_dispatch.planning.parts import FuturePart, PaddedPart
+from verl_dispatch.planning.plan import RankCall
 from verl_protocol import DataProto, DataProtoFuture
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, parallel_put
-from verl_ray.future_needs import knows_row_counts, needed_parts
-from verl_ray.futures import AnswerPart
-from verl_ray.message import ONE_READER, Slot, open_message
-from verl_ray.sealed import SealedFuture
-from verl_ray.sending import Packer
+from verl_ray.calls.futures import AnswerPart, knows_row_counts, needed_parts
+from verl_ray.calls.packing import Packer
+from verl_ray.wire.message import ONE_READER, Slot, open_message
+from verl_ray.wire.sealed import SealedFuture
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -17,7 +17,7 @@ from verl_ray import (
     create_colocated_worker_cls,
     destroy_detached,
 )
-from verl_ray.group_errors import AttachError, NotTheOwnerError
+from verl_ray.errors import AttachError, NotTheOwnerError
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 

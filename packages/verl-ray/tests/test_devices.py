@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from verl_ray.devices import (
+from verl_ray.pools.devices import (
     DEVICE_MASKS,
     DeviceNotVisible,
     MaskConflict,

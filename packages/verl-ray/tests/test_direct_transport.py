@@ -14,8 +14,8 @@ import torch
 from verl_dispatch import Dispatch, Worker, WorkerGroupError, register
 from verl_protocol import DataProto, DataProtoFuture
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, create_colocated_worker_cls
-from verl_ray.direct_answer import DirectAnswer, private_copy
-from verl_ray.direct_refs import get_answers, transport_of
+from verl_ray.wire.direct import DirectAnswer, private_copy
+from verl_ray.wire.refs import get_answers, transport_of
 
 pytestmark = pytest.mark.timeout(180)
 

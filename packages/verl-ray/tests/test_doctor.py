@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from verl_ray import doctor_facts
-from verl_ray.cluster import NodeFacts
-from verl_ray.doctor import main, report_as_text
-from verl_ray.doctor_checks import check
-from verl_ray.doctor_facts import ClusterFacts, DiskFacts, DoctorFacts, gather_facts
+from verl_ray.doctor import facts
+from verl_ray.doctor.checks import check
+from verl_ray.doctor.cli import main, report_as_text
+from verl_ray.doctor.facts import ClusterFacts, DiskFacts, DoctorFacts, gather_facts
+from verl_ray.pools.cluster import NodeFacts
 
 GIB = 1024**3
 NODE = NodeFacts("abcdef01", "10.0.0.1", {"CPU": 8, "object_store_memory": 4 * GIB}, {"CPU": 3}, {})
@@ -52,7 +52,7 @@ def test_bytecode_is_missed_only_where_it_is_not_kept(
     monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
     assert gather_facts({"PYTHONDONTWRITEBYTECODE": "1"}).compiles_torch_anew
     assert not gather_facts({}).compiles_torch_anew
-    monkeypatch.setattr(doctor_facts, "_has_bytecode", lambda package: package == "torch")
+    monkeypatch.setattr(facts, "_has_bytecode", lambda package: package == "torch")
     assert not gather_facts({"PYTHONDONTWRITEBYTECODE": "1"}).compiles_torch_anew
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from verl_ray.devices import DEVICE_MASKS
-from verl_ray.environment import (
+from verl_ray.pools.devices import DEVICE_MASKS
+from verl_ray.worker.environment import (
     RANK_VARIABLES,
     ForbiddenVariable,
     ForwardedVariableMissing,

@@ -7,8 +7,8 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from verl_ray.feasibility import Need, explain_need, labels_match
-from verl_ray.placement import explain_feasibility
+from verl_ray.pools.feasibility import Need, explain_need, labels_match
+from verl_ray.pools.placement import explain_feasibility
 
 
 def test_a_resource_short_on_the_only_fitting_node_is_named_with_both_numbers() -> None:

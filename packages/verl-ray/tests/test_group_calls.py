@@ -22,8 +22,9 @@ from verl_dispatch import (
     register,
 )
 from verl_protocol import DataProto, DataProtoFuture
-from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, retired
-from verl_ray.group_errors import StaleReferenceError
+from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl_ray.calls import stale
+from verl_ray.errors import StaleReferenceError
 
 WORLD = 4
 
@@ -355,8 +356,8 @@ def test_a_group_outlives_the_workers_whose_results_it_waits_for(group: RayWorke
 @pytest.fixture
 def retired_ref(group: RayWorkerGroup[Echo], monkeypatch: pytest.MonkeyPatch) -> Any:
     """A reference to a result of rank 0, which counts as ended."""
-    monkeypatch.setattr(retired, "_RETIRED", {})
-    retired.retire(group.workers[:1], "gone", 0)
+    monkeypatch.setattr(stale, "_RETIRED", {})
+    stale.retire(group.workers[:1], "gone", 0)
     return group.later("x")[0]
 
 

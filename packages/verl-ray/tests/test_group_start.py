@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import ray
 from verl_dispatch import Dispatch, Worker, WorkerGroupError, register
-from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, ResourceUnavailable, launch
-from verl_ray.group_errors import StartTimeout
+from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, ResourceUnavailable
+from verl_ray.errors import StartTimeout
+from verl_ray.group import launch
 
 pytestmark = [pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(120)]
 Resources = Callable[[], dict[str, float]]

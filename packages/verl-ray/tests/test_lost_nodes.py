@@ -13,7 +13,7 @@ import ray
 from ray.cluster_utils import Cluster
 from verl_dispatch import Dispatch, Worker, WorkerGroupError, register
 from verl_ray import Death, RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, ResourceUnavailable
-from verl_ray.cluster import alive_nodes
+from verl_ray.pools.cluster import alive_nodes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 

@@ -12,8 +12,8 @@ import ray
 from ray.util.placement_group import placement_group_table
 from verl_dispatch import Dispatch, register
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
-from verl_ray.cluster import actor_state
-from verl_ray.shares import LEDGER
+from verl_ray.pools.cluster import actor_state
+from verl_ray.pools.shares import LEDGER
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 

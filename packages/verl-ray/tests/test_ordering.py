@@ -7,8 +7,8 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from verl_ray.ordering import arrange_on_nodes, node_order_key, order_bundles
-from verl_ray.placement import order_bundles as public_order_bundles
+from verl_ray.pools.ordering import arrange_on_nodes, node_order_key, order_bundles
+from verl_ray.pools.placement import order_bundles as public_order_bundles
 
 TWO_NODES = [
     ("nA", "10.0.0.2", 0, ["0"]),

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 import ray
-from verl_ray import placement
 from verl_ray.errors import AcceleratorNotOffered, PlacementTimeout, ResourceUnavailable
-from verl_ray.placement import GroupRequest, UnsupportedPlacementOption
-from verl_ray.resources import RayResourcePool
+from verl_ray.pools import placement
+from verl_ray.pools.placement import GroupRequest, UnsupportedPlacementOption
+from verl_ray.pools.pool import RayResourcePool
 
 Resources = Callable[[], dict[str, float]]
 

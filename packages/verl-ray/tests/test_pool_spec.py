@@ -8,10 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from verl_ray.errors import AttributesDiffer, SplitSizeError
-from verl_ray.pool_manager import ResourcePoolManager, UnknownRole
-from verl_ray.pool_spec import InvalidPoolArgument
-from verl_ray.pool_surgery import merge_resource_pool, split_resource_pool
-from verl_ray.resources import RayResourcePool, SubRayResourcePool
+from verl_ray.pools.pool import (
+    RayResourcePool,
+    ResourcePoolManager,
+    SubRayResourcePool,
+    UnknownRole,
+    merge_resource_pool,
+    split_resource_pool,
+)
+from verl_ray.pools.spec import InvalidPoolArgument
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,15 @@ from collections.abc import Callable
 import pytest
 import ray
 from verl_ray.errors import PlacementNameTaken, PoolAlreadyPlaced, PoolClosed, PoolFull, SlotOverdrawn
-from verl_ray.placement import release, sort_placement_group_by_node_ip
-from verl_ray.pool_manager import ResourcePoolManager
-from verl_ray.pool_spec import InvalidPoolArgument
-from verl_ray.pool_surgery import extract_pg_from_exist, merge_resource_pool
-from verl_ray.resources import RayResourcePool
-from verl_ray.slot_sources import PlacementArgument
+from verl_ray.pools.placement import release, sort_placement_group_by_node_ip
+from verl_ray.pools.pool import (
+    RayResourcePool,
+    ResourcePoolManager,
+    extract_pg_from_exist,
+    merge_resource_pool,
+)
+from verl_ray.pools.sources import PlacementArgument
+from verl_ray.pools.spec import InvalidPoolArgument
 
 Resources = Callable[[], dict[str, float]]
 

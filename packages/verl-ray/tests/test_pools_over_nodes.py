@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import ray
 from ray.cluster_utils import Cluster
-from verl_ray.cluster import alive_nodes
 from verl_ray.errors import PlacementTimeout
-from verl_ray.ordering import node_order_key
-from verl_ray.resources import RayResourcePool
+from verl_ray.pools.cluster import alive_nodes
+from verl_ray.pools.ordering import node_order_key
+from verl_ray.pools.pool import RayResourcePool
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

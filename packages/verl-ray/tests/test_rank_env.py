@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from verl_ray.rank_env import local_ranks, rank_env, rank_infos
-from verl_ray.rendezvous import Rendezvous
+from verl_ray.pools.ordering import local_ranks
+from verl_ray.worker.environment import rank_env, rank_infos
+from verl_ray.worker.rendezvous import Rendezvous
 
 MEETING = Rendezvous("10.0.0.1", 29500)
 

@@ -6,13 +6,6 @@ import pickle
 
 import pytest
 import ray.cloudpickle as cloudpickle
-from verl_ray.devices import DeviceNotVisible, MaskConflict, UnknownDeviceName
-from verl_ray.environment import (
-    ForbiddenVariable,
-    ForwardedVariableMissing,
-    InvalidVariable,
-    SettingsConflict,
-)
 from verl_ray.errors import (
     AcceleratorNotOffered,
     AttributesDiffer,
@@ -26,11 +19,18 @@ from verl_ray.errors import (
     SlotOverdrawn,
     SplitSizeError,
 )
-from verl_ray.placement import UnsupportedPlacementOption
-from verl_ray.pool_manager import UnknownRole
-from verl_ray.pool_spec import InvalidPoolArgument
-from verl_ray.rendezvous import RendezvousError
-from verl_ray.slot_sources import PlacementArgument
+from verl_ray.pools.devices import DeviceNotVisible, MaskConflict, UnknownDeviceName
+from verl_ray.pools.placement import UnsupportedPlacementOption
+from verl_ray.pools.pool import UnknownRole
+from verl_ray.pools.sources import PlacementArgument
+from verl_ray.pools.spec import InvalidPoolArgument
+from verl_ray.worker.environment import (
+    ForbiddenVariable,
+    ForwardedVariableMissing,
+    InvalidVariable,
+    SettingsConflict,
+)
+from verl_ray.worker.rendezvous import RendezvousError
 
 ERRORS: list[MadeOfFacts] = [
     AcceleratorNotOffered("TPU", ["CPU"], 5),

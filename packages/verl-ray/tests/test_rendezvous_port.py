@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from verl_ray.errors import PortRangeExhausted, ResourceUnavailable
-from verl_ray.net import free_port
-from verl_ray.rendezvous import Rendezvous, RendezvousError, RendezvousRequest, choose_rendezvous
+from verl_ray.worker.rendezvous import (
+    Rendezvous,
+    RendezvousError,
+    RendezvousRequest,
+    choose_rendezvous,
+    free_port,
+)
 
 LOCAL = "127.0.0.1"
 

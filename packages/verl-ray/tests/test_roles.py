@@ -20,8 +20,8 @@ from verl_ray import (
     create_colocated_worker_cls_fused,
     create_colocated_worker_raw_cls,
 )
-from verl_ray.environment import SettingsConflict
-from verl_ray.group_errors import NotTheOwnerError
+from verl_ray.errors import NotTheOwnerError
+from verl_ray.worker.environment import SettingsConflict
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from verl_protocol import DataProto, DataProtoFuture
 from verl_protocol.wire import ReadOnlyWriteError, check_unwritten
-from verl_ray.sealed import Arrived, Sealed, SealedFuture, settled
+from verl_ray.wire.sealed import Arrived, Sealed, SealedFuture, settled
 
 ROWS = 512
 

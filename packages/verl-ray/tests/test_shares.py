@@ -6,7 +6,7 @@ import gc
 
 import pytest
 from verl_ray.errors import PoolFull, SlotOverdrawn
-from verl_ray.shares import Claim, Share, ShareLedger, demand_of_options, share_of
+from verl_ray.pools.shares import Claim, Share, ShareLedger, demand_of_options, share_of
 
 SLOTS = [("group", 0), ("group", 1)]
 

@@ -13,16 +13,14 @@ import ray
 import torch
 from ray._private.async_compat import has_async_methods
 from verl_dispatch import Dispatch, Worker, register
-from verl_dispatch.plan import RankCall
-from verl_dispatch.rank_info import RankInfo
+from verl_dispatch.planning.plan import RankCall
+from verl_dispatch.workers.rank import RankInfo
 from verl_protocol import DataProto, DataProtoFuture
-from verl_ray import RayClassWithInitArgs, group_errors
-from verl_ray.actor_class import ANY_METHOD, derive_actor_class, routes_of
-from verl_ray.colocate import create_colocated_worker_cls
-from verl_ray.host import Host, WorkerReport
-from verl_ray.message import ONE_READER, Answer, Slot, open_message, prepare_answer
-from verl_ray.sending import Packer, is_worth_storing
-from verl_ray.startup import startup_times
+from verl_ray import RayClassWithInitArgs, errors
+from verl_ray.calls.packing import Packer, is_worth_storing
+from verl_ray.wire.message import ONE_READER, Answer, Slot, open_message, prepare_answer
+from verl_ray.worker.actor import ANY_METHOD, create_colocated_worker_cls, derive_actor_class, routes_of
+from verl_ray.worker.host import Host, WorkerReport, startup_times
 
 
 class Sample(Worker):
@@ -173,20 +171,20 @@ def test_the_slowest_rank_is_the_one_ready_last() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        group_errors.UnknownKeywordError("wnv", ["env"]),
-        group_errors.RestartsRefusedError("A", -1),
-        group_errors.TransportRefusedError("f", "nccl", "the workers have no GPUs", "use gloo on CPUs"),
-        group_errors.OutOfReachError("method 'f' of group 'g'", "gloo"),
-        group_errors.UnsupportedOptionError("use_gpu", True, "False"),
-        group_errors.DetachedGroupError("g"),
-        group_errors.AttachError("problem", "advice"),
-        group_errors.WorkerNameTaken("g", "g_A_0"),
-        group_errors.UnknownRolesError(["x"], ["a"]),
-        group_errors.NotTheOwnerError("g", "restart", "reason"),
-        group_errors.StartTimeout("g", 3.0, [1]),
-        group_errors.StaleFutureError("g", "f", 0, 1),
-        group_errors.StaleReferenceError("g", 0),
-        group_errors.NodeLost("g", "__init__", ["ab12"]),
+        errors.UnknownKeywordError("wnv", ["env"]),
+        errors.RestartsRefusedError("A", -1),
+        errors.TransportRefusedError("f", "nccl", "the workers have no GPUs", "use gloo on CPUs"),
+        errors.OutOfReachError("method 'f' of group 'g'", "gloo"),
+        errors.UnsupportedOptionError("use_gpu", True, "False"),
+        errors.DetachedGroupError("g"),
+        errors.AttachError("problem", "advice"),
+        errors.WorkerNameTaken("g", "g_A_0"),
+        errors.UnknownRolesError(["x"], ["a"]),
+        errors.NotTheOwnerError("g", "restart", "reason"),
+        errors.StartTimeout("g", 3.0, [1]),
+        errors.StaleFutureError("g", "f", 0, 1),
+        errors.StaleReferenceError("g", 0),
+        errors.NodeLost("g", "__init__", ["ab12"]),
     ],
 )
 def test_errors_cross_process_borders(error: Exception) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from verl_dispatch.errors import UnknownMemberError
 
 if TYPE_CHECKING:
     from verl_dispatch import typed_modes as typed
 
-__all__ = ["Dispatch", "DynamicEnum", "Execute"]
+__all__ = ["Broadcast", "Dispatch", "DynamicEnum", "Execute"]
+
 
 _E = TypeVar("_E", bound="DynamicEnum")
 
@@ -193,3 +195,26 @@ def _register_missing(cls: type[DynamicEnum]) -> None:
 
 init_predefined_dispatch_mode()
 init_predefined_execute_mode()
+
+
+# --- What a caller wraps an argument in to say how it travels ---------------------------------------------
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast(Generic[T_co]):
+    """Marks an argument of a splitting mode that every worker gets as it is.
+
+    Example:
+        >>> Broadcast({"lr": 1e-6}).value
+        {'lr': 1e-06}
+    """
+
+    value: T_co
+
+
+def unwrapped(value: object) -> object:
+    """What is inside a marker, or the value itself."""
+    return value.value if isinstance(value, Broadcast) else value

@@ -40,9 +40,9 @@ from mypy.types import (
     get_proper_type,
 )
 
-GROUPS: Final = {"verl_dispatch.worker_group.WorkerGroup", "verl_dispatch.worker_group.MethodNames"}
-DECORATOR: Final = "verl_dispatch.typed_methods.Decorator"
-REGISTERED: Final = "verl_dispatch.typed_access.Registered"
+GROUPS: Final = {"verl_dispatch.groups.group.WorkerGroup", "verl_dispatch.groups.group.MethodNames"}
+DECORATOR: Final = "verl_dispatch.methods.static.Decorator"
+REGISTERED: Final = "verl_dispatch.methods.static.Registered"
 MODE: Final = "verl_dispatch.typed_modes.Mode"
 ARG: Final = "verl_dispatch.typed_modes.Arg"
 RES: Final = "verl_dispatch.typed_modes.Res"

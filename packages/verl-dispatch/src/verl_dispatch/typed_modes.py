@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, TypeAlias, Type
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
-    from verl_protocol.batch import DataProto
-    from verl_protocol.futures import DataProtoFuture
+    from verl_protocol.batch.proto import DataProto
+    from verl_protocol.futures.future import DataProtoFuture
 
-    from verl_dispatch.markers import Broadcast
-    from verl_dispatch.modes import Dispatch, Execute
-else:
+    from verl_dispatch.modes import Broadcast, Dispatch, Execute
+
+__all__ = ["Arg", "Batch", "Mode", "Ref", "Res"]
+
+
+if not TYPE_CHECKING:
     # A mode is a value at run time; these classes are then only names.
     class Dispatch: ...
 
     class Execute: ...
 
-
-__all__ = ["Arg", "Batch", "Mode", "Ref", "Res"]
 
 X_co = TypeVar("X_co", covariant=True)
 Takes = TypeVar("Takes")

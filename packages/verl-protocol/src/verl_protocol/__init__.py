@@ -7,21 +7,25 @@ needs it, tensordict, which takes seconds more, when a `.batch` is first read.
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from verl_protocol.names_on_demand import names_on_demand
+from verl_protocol._lazy import names_on_demand
 
 if TYPE_CHECKING:
-    from verl_protocol.batch import DataProto
-    from verl_protocol.batch_data import BatchData
-    from verl_protocol.combining import union_numpy_dict
-    from verl_protocol.conversion import list_of_dict_to_dict_of_list
-    from verl_protocol.equality import equal
-    from verl_protocol.futures import DataProtoFuture
-    from verl_protocol.gather import all_gather_data_proto
-    from verl_protocol.items import DataProtoItem, collate_fn
-    from verl_protocol.metadata import MergeRule, WeightedMean, merge_meta, reduce_metrics
-    from verl_protocol.padding import DataProtoConfig, PadPolicy, pad_dataproto_to_divisor, unpad_dataproto
-    from verl_protocol.partition import Partition, balanced_partition, boundaries, even_sizes
-    from verl_protocol.reshaping import fold_batch_dim, unfold_batch_dim
+    from verl_protocol.batch.convert import list_of_dict_to_dict_of_list
+    from verl_protocol.batch.item import DataProtoItem, collate_fn
+    from verl_protocol.batch.joining import union_numpy_dict
+    from verl_protocol.batch.metadata import MergeRule, WeightedMean, merge_meta, reduce_metrics
+    from verl_protocol.batch.padding import (
+        DataProtoConfig,
+        PadPolicy,
+        pad_dataproto_to_divisor,
+        unpad_dataproto,
+    )
+    from verl_protocol.batch.proto import DataProto, all_gather_data_proto
+    from verl_protocol.batch.row_ops import fold_batch_dim, unfold_batch_dim
+    from verl_protocol.columns.equality import equal
+    from verl_protocol.columns.partition import Partition, balanced_partition, boundaries, even_sizes
+    from verl_protocol.futures.any_batch import BatchData
+    from verl_protocol.futures.future import DataProtoFuture
     from verl_protocol.serialize import (
         deserialize_single_tensor,
         deserialize_tensordict,
@@ -65,34 +69,34 @@ __all__ = [
 __version__ = version("verl-protocol")
 
 _HOMES = {
-    "BatchData": "batch_data",
-    "DataProto": "batch",
-    "DataProtoConfig": "padding",
-    "DataProtoFuture": "futures",
-    "DataProtoItem": "items",
-    "MergeRule": "metadata",
-    "PadPolicy": "padding",
-    "Partition": "partition",
-    "WeightedMean": "metadata",
-    "all_gather_data_proto": "gather",
-    "balanced_partition": "partition",
-    "boundaries": "partition",
-    "collate_fn": "items",
+    "BatchData": "futures.any_batch",
+    "DataProto": "batch.proto",
+    "DataProtoConfig": "batch.padding",
+    "DataProtoFuture": "futures.future",
+    "DataProtoItem": "batch.item",
+    "MergeRule": "batch.metadata",
+    "PadPolicy": "batch.padding",
+    "Partition": "columns.partition",
+    "WeightedMean": "batch.metadata",
+    "all_gather_data_proto": "batch.proto",
+    "balanced_partition": "columns.partition",
+    "boundaries": "columns.partition",
+    "collate_fn": "batch.item",
     "deserialize_single_tensor": "serialize",
     "deserialize_tensordict": "serialize",
-    "equal": "equality",
-    "even_sizes": "partition",
-    "fold_batch_dim": "reshaping",
-    "list_of_dict_to_dict_of_list": "conversion",
-    "merge_meta": "metadata",
-    "pad_dataproto_to_divisor": "padding",
-    "reduce_metrics": "metadata",
+    "equal": "columns.equality",
+    "even_sizes": "columns.partition",
+    "fold_batch_dim": "batch.row_ops",
+    "list_of_dict_to_dict_of_list": "batch.convert",
+    "merge_meta": "batch.metadata",
+    "pad_dataproto_to_divisor": "batch.padding",
+    "reduce_metrics": "batch.metadata",
     "serialize_single_tensor": "serialize",
     "serialize_tensordict": "serialize",
-    "unfold_batch_dim": "reshaping",
-    "union_numpy_dict": "combining",
+    "unfold_batch_dim": "batch.row_ops",
+    "union_numpy_dict": "batch.joining",
     "union_tensor_dict": "tensordict_ops",
-    "unpad_dataproto": "padding",
+    "unpad_dataproto": "batch.padding",
 }
 
 

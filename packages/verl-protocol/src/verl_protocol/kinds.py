@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import TypeIs
 
-    from verl_protocol.batch import DataProto
+    from verl_protocol.batch.proto import DataProto
 
 __all__ = ["is_batch", "is_jagged", "is_proto", "is_tensor", "is_tensordict", "proto_class"]
 
@@ -40,12 +40,12 @@ def is_tensordict(value: object) -> bool:
 
 def proto_class() -> Any:
     """The class DataProto; None as long as nobody has imported it."""
-    return getattr(sys.modules.get("verl_protocol.batch"), "DataProto", None)
+    return getattr(sys.modules.get("verl_protocol.batch.proto"), "DataProto", None)
 
 
 def is_proto(value: object) -> TypeIs[DataProto]:
     """Whether `value` is a DataProto."""
-    kind = getattr(sys.modules.get("verl_protocol.batch"), "DataProto", None)
+    kind = getattr(sys.modules.get("verl_protocol.batch.proto"), "DataProto", None)
     return kind is not None and isinstance(value, kind)
 
 

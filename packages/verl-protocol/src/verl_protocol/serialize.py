@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from verl_protocol.batch.tensordicts import checked_tensordict, is_data, is_stack, set_data
+from verl_protocol.columns.jagged import jagged_parts
+from verl_protocol.columns.objects import rows_of, set_stack
 from verl_protocol.errors import PortableError
-from verl_protocol.jagged import jagged_parts
 from verl_protocol.kinds import is_jagged, is_tensordict
-from verl_protocol.nested import rows_of, set_stack
-from verl_protocol.tensor_memory import as_tensor, tensor_bytes
-from verl_protocol.tensordict_batch import checked_tensordict, is_data, is_stack, set_data
-from verl_protocol.wire_buffer import incoming
-from verl_protocol.wire_tensor import dtype_name, dtype_named, is_dense, restore_jagged
+from verl_protocol.wire.buffers import incoming
+from verl_protocol.wire.reduce import (
+    as_tensor,
+    dtype_name,
+    dtype_named,
+    is_dense,
+    restore_jagged,
+    tensor_bytes,
+)
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -25,6 +31,7 @@ __all__ = [
     "serialize_single_tensor",
     "serialize_tensordict",
 ]
+
 
 SerializedTensor = tuple[str, tuple[int, ...], memoryview]
 """dtype, shape and data."""

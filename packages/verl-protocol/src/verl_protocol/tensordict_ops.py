@@ -1,35 +1,54 @@
 """The operations of a batch on a plain `TensorDict`, and what it takes to have non-tensor data in one."""
 
-from verl_protocol.nested_tensors import (
-    concat_nested_tensors,
-    maybe_fix_3d_position_ids,
-    nested_tensor_from_tensor_list,
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from verl_protocol.batch.convert import list_of_dict_to_dict_of_list
+from verl_protocol.batch.metadata import METRICS, copy_meta, flatten_metrics
+from verl_protocol.batch.padding import pad_dataproto_to_divisor, unpad_dataproto
+from verl_protocol.batch.proto import DataProto
+from verl_protocol.batch.tensordicts import (
+    as_batch,
+    as_tensordict,
+    checked_parts,
+    checked_tensordict,
+    has_rows,
+    is_data,
+    is_stack,
+    set_data,
+    set_entry,
+    stacked_keys,
 )
-from verl_protocol.tensordict_entries import (
-    assign_non_tensor,
-    assign_non_tensor_data,
-    assign_non_tensor_stack,
-    get,
-    get_keys,
-    get_non_tensor_data,
-    get_tensordict,
-    pop,
-    pop_keys,
-    unwrap_non_tensor_data,
+from verl_protocol.columns import jagged, ops
+from verl_protocol.columns.checks import (
+    check_columns,
+    check_schema,
+    checked_dict,
+    column_of,
+    column_of_tensors,
+    key_list,
 )
-from verl_protocol.tensordict_rows import (
-    assert_tensordict_eq,
-    chunk_tensordict,
-    concat_tensordict,
-    concat_tensordict_with_none_bsz,
-    contiguous,
-    index_select_tensor_dict,
-    list_of_dict_to_tensordict,
-    make_iterator,
-    pad_to_divisor,
-    union_tensor_dict,
-    unpad,
+from verl_protocol.columns.equality import columns_equal, equal, first_difference
+from verl_protocol.columns.index import IndexLike
+from verl_protocol.columns.objects import object_column, rows_of, set_stack
+from verl_protocol.errors import (
+    ColumnTypeError,
+    KeyCollisionError,
+    MissingValueError,
+    NothingToConcatError,
+    RowCountError,
+    ScalarColumnError,
+    UnknownKeyError,
 )
+from verl_protocol.kinds import is_jagged, is_tensordict
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 __all__ = [
     "assert_tensordict_eq",
@@ -57,3 +76,439 @@ __all__ = [
     "unpad",
     "unwrap_non_tensor_data",
 ]
+
+
+# --- Entries of a TensorDict: set, read and taken out, whatever form non-tensor data has in it ------------
+
+
+def get_tensordict(
+    tensor_dict: Mapping[str, Any], non_tensor_dict: Mapping[str, Any] | None = None
+) -> TensorDict:
+    """A TensorDict of columns and of data without rows; neither dict is changed.
+
+    Args:
+        tensor_dict: columns: tensors (dense or jagged), or lists and arrays with one entry per row.
+        non_tensor_dict: data that belongs to the whole.
+
+    Raises:
+        RowCountError: columns with different numbers of rows.
+        ColumnTypeError: a value that has no rows.
+        KeyCollisionError: a key in both dicts.
+        NotADictError, KeyTypeError: no dict whose keys can name columns.
+
+    >>> data = get_tensordict({"a": torch.zeros(2, 3), "s": ["x", "y"]}, {"step": 1})
+    >>> get(data, "s"), get(data, "step")
+    (['x', 'y'], 1)
+    """
+    from tensordict import TensorDict
+
+    columns = {key: _column(key, value) for key, value in checked_dict("tensor_dict", tensor_dict).items()}
+    others = copy_meta(non_tensor_dict)
+    if common := sorted(set(columns) & set(others)):
+        raise KeyCollisionError(common, "a column and data without rows")
+    count = check_columns(columns, {})
+    made = TensorDict({}, batch_size=[count] if columns else [])
+    for key, column in columns.items():
+        set_entry(made, key, column)
+    for key, value in others.items():
+        set_data(made, key, value)
+    return made
+
+
+def _column(key: str, value: Any) -> Any:
+    if is_stack(value) or is_data(value):
+        return object_column(rows_of(value)) if value.batch_size else value
+    if isinstance(value, torch.Tensor) or is_tensordict(value):
+        if value.ndim == 0:
+            raise ScalarColumnError(key)
+        return value
+    if isinstance(value, np.ndarray) and value.ndim:
+        return value
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise ColumnTypeError(key, value, "a column is a tensor, or a list with one entry per row")
+    return object_column(value)
+
+
+def assign_non_tensor(tensor_dict: TensorDict, **kwargs: Any) -> TensorDict:
+    """Set data in `tensor_dict` itself and return it: lists have one entry per row, others none."""
+    for key, value in kwargs.items():
+        if isinstance(value, list):
+            assign_non_tensor_stack(tensor_dict, key, value)
+        else:
+            assign_non_tensor_data(tensor_dict, key, value)
+    return tensor_dict
+
+
+def assign_non_tensor_data(tensor_dict: TensorDict, key: str, val: Any) -> None:
+    """Set data that belongs to the whole of `tensor_dict`, in place."""
+    if is_data(val) or is_stack(val):
+        tensor_dict.set(key, val)
+    else:
+        set_data(tensor_dict, key, val)
+
+
+def assign_non_tensor_stack(tensor_dict: TensorDict, key: str, val: Sequence[Any]) -> None:
+    """Set data with one entry per row in `tensor_dict`, in place.
+
+    Raises:
+        RowCountError: not one entry per row.
+        ColumnTypeError: not a list.
+    """
+    if is_stack(val):
+        val = rows_of(val)
+    if isinstance(val, (str, bytes)) or not isinstance(val, (Sequence, np.ndarray)):
+        raise ColumnTypeError(key, val, "data with one entry per row is a list")
+    count = tensor_dict.batch_size[0] if len(tensor_dict.batch_size) else None
+    if count != len(val):
+        raise RowCountError({"tensor_dict": count or 0, key: len(val)})
+    set_stack(tensor_dict, key, list(val))
+
+
+def unwrap_non_tensor_data(data: Any) -> Any:
+    """The value of non-tensor data, a list for one entry per row; anything else as it is."""
+    if isinstance(data, torch.Tensor):
+        return data
+    if is_stack(data):
+        return data.tolist()
+    return data.data if is_data(data) else data
+
+
+def get(tensordict: TensorDict, key: str, default: Any = None) -> Any:
+    """The entry under `key`, or `default`; non-tensor data as its value, a list for one entry per row."""
+    return unwrap_non_tensor_data(tensordict.get(key)) if _holds(tensordict, key) else default
+
+
+def get_non_tensor_data(data: TensorDict, key: str, default: Any) -> Any:
+    """As `get`: the value of non-tensor data, or `default`."""
+    return get(data, key, default)
+
+
+def pop(tensordict: TensorDict, key: str, default: Any = None) -> Any:
+    """As `get`, and the entry is taken out."""
+    if not _holds(tensordict, key):
+        return default
+    value = get(tensordict, key)
+    tensordict.del_(key)
+    return value
+
+
+def get_keys(tensordict: TensorDict, keys: Iterable[str]) -> TensorDict:
+    """A TensorDict of these entries, each as it is.
+
+    Raises:
+        UnknownKeyError: a key that is not there.
+    """
+    from tensordict import TensorDict
+
+    wanted = _known(tensordict, keys)
+    made = TensorDict({}, batch_size=tensordict.batch_size, device=tensordict.device)
+    for key in wanted:
+        entry = tensordict.get(key)
+        if is_stack(entry):
+            set_stack(made, key, entry.tolist())
+        else:
+            made.set(key, entry)
+    return made
+
+
+def pop_keys(tensordict: TensorDict, keys: Iterable[str]) -> TensorDict:
+    """A TensorDict of these entries, which are taken out.
+
+    Raises:
+        UnknownKeyError: a key that is not there; nothing was taken out then.
+    """
+    taken = get_keys(tensordict, keys)
+    for key in list(taken.keys()):
+        tensordict.del_(key)
+    return taken
+
+
+def _holds(tensordict: TensorDict, key: Any) -> bool:
+    return key in tensordict.keys(include_nested=isinstance(key, tuple))
+
+
+def _known(tensordict: TensorDict, keys: Iterable[str]) -> list[str]:
+    wanted = key_list(keys)
+    if missing := [key for key in wanted if not _holds(tensordict, key)]:
+        raise UnknownKeyError(missing, "entry", dict.fromkeys(map(str, tensordict.keys())))
+    return wanted
+
+
+# --- Row operations on a plain TensorDict: those of a batch, with the same answers ------------------------
+
+
+def concat_tensordict(data: Sequence[TensorDict]) -> TensorDict:
+    """The rows of all parts; entries without rows are those of the first part.
+
+    Raises:
+        NothingToConcatError: no parts.
+        MissingColumnsError, ColumnMismatchError: parts whose columns do not fit together.
+    """
+    parts = checked_parts(data)
+    if not any(map(has_rows, parts)):
+        return concat_tensordict_with_none_bsz(parts)
+    stacked = stacked_keys(parts)
+    batches = [as_batch(part, stacked) for part in parts]
+    first_meta = batches[0].meta_info
+    for batch in batches:
+        batch.meta_info = {}
+    whole = DataProto.concat(batches)
+    whole.meta_info = first_meta
+    return as_tensordict(whole, next(part for part in parts if has_rows(part)))
+
+
+def concat_tensordict_with_none_bsz(data: Sequence[TensorDict]) -> TensorDict:
+    """Parts without rows as one: the entries of the first part, with the metrics of all as flat lists.
+
+    Raises:
+        NothingToConcatError: no parts.
+    """
+    parts = checked_parts(data)
+    batches = [as_batch(part) for part in parts]
+    whole = batches[0]
+    metrics = [batch.meta_info[METRICS] for batch in batches if METRICS in batch.meta_info]
+    if len(metrics) > 1:
+        whole.meta_info[METRICS] = flatten_metrics(metrics)
+    return as_tensordict(whole, parts[0])
+
+
+def chunk_tensordict(td: TensorDict, chunks: int, uneven: bool = False) -> list[TensorDict]:
+    """`chunks` consecutive pieces as views, of equal size unless `uneven`; metrics stay with the first.
+
+    Raises:
+        UnevenChunksError: the rows do not divide by `chunks`.
+        InvalidCountError: `chunks` is less than 1.
+    """
+    batch = as_batch(checked_tensordict("td", td))
+    return [as_tensordict(piece, td) for piece in batch.chunk(chunks, uneven=uneven)]
+
+
+def index_select_tensor_dict(batch: TensorDict, indices: IndexLike) -> TensorDict:
+    """The rows of an index or mask, in its order; entries without rows are kept.
+
+    Raises:
+        RowOutOfRangeError, MaskLengthError, InvalidIndexError: an index that does not fit.
+    """
+    return as_tensordict(as_batch(checked_tensordict("batch", batch)).select_idxs(indices), batch)
+
+
+def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> TensorDict:
+    """Add the entries of the second to the first, which has the same rows, and return the first.
+
+    A locked TensorDict stays as it is, and an unlocked one is returned.
+
+    Raises:
+        UnionRowsError: different numbers of rows.
+        UnionValueError, MetaConflictError: a key in both has different values; nothing was added then.
+    """
+    first, second = (
+        checked_tensordict("tensor_dict1", tensor_dict1),
+        checked_tensordict("tensor_dict2", tensor_dict2),
+    )
+    stacked = stacked_keys([first, second])
+    whole = as_batch(first, stacked).union(as_batch(second, stacked))
+    target = first.clone(recurse=False) if first.is_locked else first
+    held = set(first.keys())
+    for key, entry in {**whole._columns(), **whole.non_tensor_batch, **whole.meta_info}.items():
+        if key not in held:
+            set_entry(target, key, entry, is_meta=key in whole.meta_info)
+    return target
+
+
+def make_iterator(
+    tensordict: TensorDict,
+    mini_batch_size: int,
+    epochs: int,
+    seed: int | None = None,
+    dataloader_kwargs: Mapping[str, Any] | None = None,
+    *,
+    drop_last: bool | None = None,
+) -> Iterator[TensorDict]:
+    """Mini-batches, every row once per epoch; see `DataProto.make_iterator`."""
+    batch = as_batch(checked_tensordict("tensordict", tensordict))
+    pieces = batch.make_iterator(mini_batch_size, epochs, seed, dataloader_kwargs, drop_last=drop_last)
+    return (as_tensordict(piece, tensordict) for piece in pieces)
+
+
+def pad_to_divisor(data: TensorDict, size_divisor: int) -> tuple[TensorDict, int]:
+    """Rows from the start again until their number is a multiple of `size_divisor`, and how many were added.
+
+    Raises:
+        InvalidCountError: `size_divisor` is less than 1.
+    """
+    padded, pad_size = pad_dataproto_to_divisor(as_batch(checked_tensordict("data", data)), size_divisor)
+    return as_tensordict(padded, data), pad_size
+
+
+def unpad(data: TensorDict, pad_size: int) -> TensorDict:
+    """The rows without the last `pad_size`.
+
+    Raises:
+        UnpadError: there are not so many.
+    """
+    return as_tensordict(unpad_dataproto(as_batch(checked_tensordict("data", data)), pad_size), data)
+
+
+def contiguous(data: TensorDict) -> TensorDict:
+    """The same entries, with every tensor contiguous in memory."""
+    from tensordict import TensorDict
+
+    checked_tensordict("data", data)
+    made = TensorDict({}, batch_size=data.batch_size, device=data.device)
+    for key, entry in data.items():
+        if is_stack(entry):
+            set_stack(made, key, entry.tolist())
+        else:
+            made.set(key, _contiguous(entry))
+    return made
+
+
+def _contiguous(entry: Any) -> Any:
+    if is_jagged(entry):
+        parts = jagged.jagged_parts(entry)
+        return jagged.build_jagged(parts.values.contiguous(), parts.offsets, parts.dim, parts.lengths)
+    if is_tensordict(entry):
+        return contiguous(entry)
+    return entry.contiguous() if isinstance(entry, torch.Tensor) else entry
+
+
+def list_of_dict_to_tensordict(
+    list_of_dicts: Sequence[Mapping[str, Any]], ragged: Collection[str] | None = None
+) -> TensorDict:
+    """One row per dict: tensors become tensor columns, everything else one entry per row.
+
+    Whether a column is dense or jagged does not depend on the sizes of the rows at hand.
+
+    Args:
+        list_of_dicts: dicts with the same keys.
+        ragged: the columns that are jagged, along the last dimension. None: those of tensors that have a
+            dimension, while scalars become a dense column.
+
+    Raises:
+        NothingToConcatError: no dicts.
+        UnlikeDictsError: dicts with different keys.
+        MissingValueError: a column of tensors in which one is missing.
+        RaggedRowsError: rows of different shapes in a dense column.
+
+    >>> data = list_of_dict_to_tensordict([{"x": torch.arange(3)}, {"x": torch.arange(3)}])
+    >>> data["x"].is_nested
+    True
+    """
+    if not list_of_dicts:
+        raise NothingToConcatError
+    lists = list_of_dict_to_dict_of_list(list_of_dicts)
+    return get_tensordict({key: _column_of(key, values, ragged) for key, values in lists.items()})
+
+
+def _column_of(key: str, values: list[Any], ragged: Collection[str] | None) -> Any:
+    if not any(isinstance(value, torch.Tensor) for value in values):
+        return column_of(values)
+    for row, value in enumerate(values):
+        if not isinstance(value, torch.Tensor):
+            raise MissingValueError(key, row, value)
+    is_ragged = key in ragged if ragged is not None else values[0].ndim > 0
+    return column_of_tensors(key, values, "last" if is_ragged else None)
+
+
+def assert_tensordict_eq(td1: TensorDict, td2: TensorDict) -> None:
+    """Check that two TensorDicts hold the same entries, for use in tests.
+
+    Raises:
+        AssertionError: they do not; the message names the entry and the first row that differs.
+        NotATensorDictError: one of them is something else.
+    """
+    checked_tensordict("td1", td1), checked_tensordict("td2", td2)
+    if td1.batch_size != td2.batch_size:
+        raise AssertionError(f"batch sizes differ: {tuple(td1.batch_size)} and {tuple(td2.batch_size)}")
+    stacked = stacked_keys([td1, td2])
+    one, two = as_batch(td1, stacked), as_batch(td2, stacked)
+    columns = [{**batch._columns(), **batch.non_tensor_batch} for batch in (one, two)]
+    _check_same_keys("columns", *columns)
+    _check_same_keys("entries without rows", one.meta_info, two.meta_info)
+    for key, column in columns[0].items():
+        if not columns_equal(column, columns[1][key]):
+            raise AssertionError(f"column {key!r} differs{_where(column, columns[1][key])}")
+    for key, value in one.meta_info.items():
+        if not equal(value, two.meta_info[key]):
+            raise AssertionError(f"entry {key!r} differs: {value!r} and {two.meta_info[key]!r}")
+
+
+def _check_same_keys(kind: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> None:
+    if differing := sorted(set(one) ^ set(two)):
+        raise AssertionError(f"{kind} that only one of them has: {differing}")
+
+
+def _where(one: Any, two: Any) -> str:
+    row = first_difference(one, two)
+    return " in type, dtype or shape" if row is None else f" in row {row}: {one[row]!r} and {two[row]!r}"
+
+
+# --- Jagged tensors made from rows, put together, and repaired --------------------------------------------
+
+
+def nested_tensor_from_tensor_list(
+    tensors: Sequence[torch.Tensor], ragged_idx: int | None = None
+) -> torch.Tensor:
+    """A jagged tensor of these rows; which dimension is ragged never depends on their sizes.
+
+    Args:
+        tensors: the rows, each of one dimension or more.
+        ragged_idx: the dimension of the result along which rows may differ: 1 is the first of a row; None is
+            the last.
+
+    Raises:
+        RaggedDimError: rows do not have that dimension.
+        RaggedRowsError, ColumnMismatchError: rows differ in another dimension, or in their dtype.
+        NothingToConcatError: no rows.
+
+    >>> rows = [torch.zeros(4, 3), torch.zeros(4, 3)]
+    >>> nested_tensor_from_tensor_list(rows).offsets()
+    tensor([0, 3, 6])
+    """
+    return column_of_tensors("tensors", tensors, "last" if ragged_idx is None else ragged_idx)
+
+
+def concat_nested_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The rows of all jagged tensors, one after the other.
+
+    Raises:
+        NothingToConcatError: no tensors.
+        ColumnMismatchError: they differ in ragged dimension, row shape, dtype or device.
+    """
+    if not tensors:
+        raise NothingToConcatError
+    check_schema([(place, {"tensors": tensor}) for place, tensor in enumerate(tensors)], "jagged tensors")
+    return ops.concat(tensors)
+
+
+def maybe_fix_3d_position_ids(data: TensorDict) -> None:
+    """Make the last dimension of jagged `position_ids` (rows, components, length) the ragged one, in place.
+
+    Rows of equal shape do not tell which of their dimensions is ragged, and some tools take the first, or
+    forget. Position ids of other forms stay as they are.
+    """
+    value: Any = checked_tensordict("data", data).get("position_ids", None)
+    if is_jagged(value) and value.ndim == 3 and jagged.ragged_dim(value) == 1:
+        fixed = _ragged_in_last(jagged.jagged_parts(value))
+        if fixed is not None:
+            data.set("position_ids", fixed)
+
+
+def _ragged_in_last(parts: jagged.JaggedParts) -> torch.Tensor | None:
+    """The rows with the last dimension ragged; None if they are of different sizes in the first."""
+    total = int(parts.offsets[-1])
+    if parts.values.shape[0] != total:
+        # The offsets never were about the first dimension: only its number had been forgotten.
+        forgotten = parts.values.shape[1] == total
+        return jagged.build_jagged(parts.values, parts.offsets, 2, parts.lengths) if forgotten else None
+    lengths = set(parts.row_lengths.tolist())
+    if len(lengths) != 1:
+        return None
+    components, width = lengths.pop(), parts.values.shape[1]
+    num_rows = parts.offsets.numel() - 1
+    compact = jagged.jagged_parts(ops.concat([jagged.build_jagged(*parts[:2], 1, parts.lengths)])).values
+    values = compact.view(num_rows, components, width).transpose(0, 1).reshape(components, num_rows * width)
+    return jagged.build_jagged(values, torch.arange(num_rows + 1, device=values.device) * width, 2)
+
+
+# --------------------------------------------------------------------------------------------------------

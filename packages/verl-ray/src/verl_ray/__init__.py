@@ -6,29 +6,31 @@ from typing import TYPE_CHECKING
 from verl_ray._clock import IMPORTED_AT as _IMPORTED_AT  # noqa: F401 - starts the clock before other imports
 
 # isort: split
-from verl_protocol.names_on_demand import names_on_demand
+from verl_protocol._lazy import names_on_demand
 
 if TYPE_CHECKING:
     from verl_dispatch.errors import CallTimeout, WorkerGroupError
 
-    from verl_ray.actor import RayClassWithInitArgs
-    from verl_ray.attach import destroy_detached
-    from verl_ray.colocate import (
+    from verl_ray.calls.packing import parallel_put
+    from verl_ray.errors import ResourceUnavailable
+    from verl_ray.group.attach import destroy_detached
+    from verl_ray.group.crew import Death, Watch
+    from verl_ray.group.group import RayWorkerGroup
+    from verl_ray.pools.placement import sort_placement_group_by_node_ip
+    from verl_ray.pools.pool import (
+        RayResourcePool,
+        ResourcePoolManager,
+        SubRayResourcePool,
+        extract_pg_from_exist,
+        merge_resource_pool,
+        split_resource_pool,
+    )
+    from verl_ray.worker.actor import (
+        RayClassWithInitArgs,
         create_colocated_worker_cls,
         create_colocated_worker_cls_fused,
         create_colocated_worker_raw_cls,
     )
-    from verl_ray.errors import ResourceUnavailable
-    from verl_ray.health import Death, Watch
-    from verl_ray.placement import sort_placement_group_by_node_ip
-    from verl_ray.pool_manager import ResourcePoolManager
-    from verl_ray.pool_surgery import extract_pg_from_exist, merge_resource_pool, split_resource_pool
-    from verl_ray.resources import (
-        RayResourcePool,
-        SubRayResourcePool,
-    )
-    from verl_ray.sending import parallel_put
-    from verl_ray.worker_group import RayWorkerGroup
 
 __all__ = [
     "CallTimeout",
@@ -56,25 +58,25 @@ __all__ = [
 __version__ = version("verl-ray")
 
 _HOMES = {
-    "CallTimeout": "group_errors",
-    "Death": "health",
-    "RayClassWithInitArgs": "actor",
-    "RayResourcePool": "resources",
-    "RayWorkerGroup": "worker_group",
-    "ResourcePoolManager": "pool_manager",
+    "CallTimeout": "errors",
+    "Death": "group.crew",
+    "RayClassWithInitArgs": "worker.actor",
+    "RayResourcePool": "pools.pool",
+    "RayWorkerGroup": "group.group",
+    "ResourcePoolManager": "pools.pool",
     "ResourceUnavailable": "errors",
-    "SubRayResourcePool": "resources",
-    "Watch": "health",
-    "WorkerGroupError": "group_errors",
-    "create_colocated_worker_cls": "colocate",
-    "create_colocated_worker_cls_fused": "colocate",
-    "create_colocated_worker_raw_cls": "colocate",
-    "destroy_detached": "attach",
-    "extract_pg_from_exist": "pool_surgery",
-    "merge_resource_pool": "pool_surgery",
-    "parallel_put": "sending",
-    "sort_placement_group_by_node_ip": "placement",
-    "split_resource_pool": "pool_surgery",
+    "SubRayResourcePool": "pools.pool",
+    "Watch": "group.crew",
+    "WorkerGroupError": "errors",
+    "create_colocated_worker_cls": "worker.actor",
+    "create_colocated_worker_cls_fused": "worker.actor",
+    "create_colocated_worker_raw_cls": "worker.actor",
+    "destroy_detached": "group.attach",
+    "extract_pg_from_exist": "pools.pool",
+    "merge_resource_pool": "pools.pool",
+    "parallel_put": "calls.packing",
+    "sort_placement_group_by_node_ip": "pools.placement",
+    "split_resource_pool": "pools.pool",
 }
 
 

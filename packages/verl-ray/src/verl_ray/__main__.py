@@ -9,7 +9,7 @@ def run() -> int:
     found = dict(os.environ)
     # Ray reads this when it is imported; with the hook, joining a cluster would upload the working directory.
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-    from verl_ray.doctor import main
+    from verl_ray.doctor.cli import main
 
     return main(environ=found)
 

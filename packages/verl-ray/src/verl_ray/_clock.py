@@ -4,4 +4,5 @@ import time
 
 __all__ = ["IMPORTED_AT"]
 
+
 IMPORTED_AT = time.time()

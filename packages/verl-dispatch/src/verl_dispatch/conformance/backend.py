@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from verl_protocol import DataProtoFuture
 
-from verl_dispatch.worker_group import WorkerGroup
+from verl_dispatch.groups.group import WorkerGroup
 
 __all__ = ["Backend", "GroupCache", "groups"]
 

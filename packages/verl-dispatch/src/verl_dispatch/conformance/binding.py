@@ -9,9 +9,9 @@ import pytest
 
 from verl_dispatch.conformance.backend import Backend, GroupCache
 from verl_dispatch.conformance.workers import ModesWorker
+from verl_dispatch.methods.decorator import register
 from verl_dispatch.modes import Dispatch
-from verl_dispatch.register import register
-from verl_dispatch.worker import Worker
+from verl_dispatch.workers.worker import Worker
 
 
 class TestBinding:

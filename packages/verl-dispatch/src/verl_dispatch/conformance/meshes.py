@@ -9,7 +9,7 @@ import pytest
 from verl_dispatch.conformance.backend import GroupCache
 from verl_dispatch.conformance.batches import KINDS, as_kind, batch, ids_of, ranks_of
 from verl_dispatch.conformance.workers import BROKEN_MESHES, ModesWorker
-from verl_dispatch.mesh import Mesh
+from verl_dispatch.planning.mesh import Mesh
 
 
 class TestMeshes:

@@ -12,7 +12,7 @@ import pytest
 from verl_dispatch.conformance.backend import Backend, GroupCache
 from verl_dispatch.conformance.batches import KINDS, as_kind, batch, ids_of, ranks_of
 from verl_dispatch.conformance.workers import ModesWorker
-from verl_dispatch.markers import Broadcast
+from verl_dispatch.modes import Broadcast
 
 VERBS = ("call", "not blocking", "submit", "await", "stream")
 

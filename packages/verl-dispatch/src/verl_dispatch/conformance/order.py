@@ -12,10 +12,9 @@ from verl_protocol import DataProto
 
 from verl_dispatch.conformance.backend import Backend, GroupCache
 from verl_dispatch.conformance.batches import batch, ids_of
-from verl_dispatch.markers import Broadcast
-from verl_dispatch.modes import Dispatch
-from verl_dispatch.register import register
-from verl_dispatch.worker import Worker
+from verl_dispatch.methods.decorator import register
+from verl_dispatch.modes import Broadcast, Dispatch
+from verl_dispatch.workers.worker import Worker
 
 NUM_CALLS = 200
 NUM_ROWS = 4

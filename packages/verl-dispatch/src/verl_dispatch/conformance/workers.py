@@ -9,14 +9,13 @@ import numpy as np
 import torch
 from verl_protocol import DataProto, DataProtoFuture
 
-from verl_dispatch.collect import collect_all_to_all
-from verl_dispatch.mesh_modes import make_nd_compute_dataproto_dispatch_fn
+from verl_dispatch.methods.decorator import register
+from verl_dispatch.methods.functions import collect_all_to_all, make_nd_compute_dataproto_dispatch_fn
 from verl_dispatch.modes import Dispatch, Execute
-from verl_dispatch.plan import CallPlan
-from verl_dispatch.register import register
-from verl_dispatch.worker import Worker
+from verl_dispatch.planning.plan import CallPlan
+from verl_dispatch.workers.worker import Worker
 
-# --- custom modes: given as a dict, so that no registry is needed where the workers run ---------------------
+# --- custom modes: given as a dict, so that no registry is needed where the workers run -------------------
 
 
 def dispatch_with_rank(group: Any, value: Any) -> tuple[Any, Any]:

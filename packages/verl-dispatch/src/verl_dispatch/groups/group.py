@@ -1,0 +1,434 @@
+"""The base of every worker group: binds registered methods, carries out their plans on a backend."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Generic, Literal, NoReturn, SupportsIndex, cast, overload
+
+from verl_protocol import DataProtoFuture
+
+from verl_dispatch.errors import MixedOrderWarning, NotPicklableError, UnknownMethodError
+from verl_dispatch.groups.bound_method import CallFuture, CallTrace, GroupMethod
+from verl_dispatch.groups.pool import ResourcePool
+from verl_dispatch.methods.decorator import MAGIC_ATTR
+from verl_dispatch.methods.planners import all_ranks
+from verl_dispatch.methods.registered import RegisteredMethod, registered_methods
+from verl_dispatch.methods.registry import functions_of, get_predefined_execute_fn
+from verl_dispatch.methods.static import GP, A, D, G, GroupRef, GroupWorker, Method, R
+from verl_dispatch.planning.collectors import LIST, SINGLE
+from verl_dispatch.planning.mesh import Mesh, mesh_of
+from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions
+from verl_dispatch.planning.plan import CallPlan, RankCall
+from verl_dispatch.typed_modes import Ref
+from verl_dispatch.workers.worker import Worker
+
+__all__ = ["RESERVED_NAMES", "MethodNames", "WorkerGroup"]
+
+
+RESERVED_NAMES = frozenset(
+    {
+        "add_mesh",
+        "bind",
+        "call",
+        "execute_all",
+        "execute_all_async",
+        "execute_all_sync",
+        "execute_rank_zero",
+        "execute_rank_zero_async",
+        "execute_rank_zero_sync",
+        "forget_meshes",
+        "from_detached",
+        "fuse",
+        "generation",
+        "is_detached",
+        "master_address",
+        "master_port",
+        "mesh",
+        "methods",
+        "name_prefix",
+        "on",
+        "resource_pool",
+        "restart",
+        "role",
+        "shutdown",
+        "spawn",
+        "start_worker_aliveness_check",
+        "startup_report",
+        "stream",
+        "submit",
+        "trace",
+        "watch",
+        "worker_names",
+        "workers",
+        "world_size",
+    }
+)
+"""Names that every group needs for itself; a worker method of such a name cannot be registered."""
+
+
+class WorkerGroup(Generic[GroupWorker, GroupRef]):
+    """Many workers, called as one: `group.method(...)` for every registered method of the worker class.
+
+    A worker runs one call at a time, in the order in which they were sent, plain methods and async ones
+    alike. A backend that does otherwise sets `_keeps_order` to False before it binds; binding then warns of
+    a class with methods of both kinds.
+
+    A subclass is a backend. It calls `_bind_worker_method(worker_class)` once it knows its `world_size`, and
+    supplies the methods under "what a backend supplies"; everything else is done here. `GroupWorker` is the
+    worker class, `GroupRef` what a non-blocking call returns for one worker.
+    """
+
+    _world_size: int = 0
+    _keeps_order: bool = True
+    name_prefix: str = ""
+
+    def __init__(self, resource_pool: ResourcePool | None = None) -> None:
+        """A group over a pool, or over as many workers as the subclass says in `_world_size`."""
+        self.resource_pool = resource_pool
+        if resource_pool is not None:
+            self._world_size = resource_pool.world_size
+        self._dispatch_info: dict[str, Sequence[int]] = {}
+        self._collect_info: dict[str, Sequence[bool]] = {}
+        self._methods: dict[str, GroupMethod[..., Any, Any, Any]] = {}
+        self._recorders: list[CallTrace] = []
+        self._worker_class: type | None = None
+
+    # --- what a backend supplies ---------------------------------------------------------------------------
+
+    def _send(self, plan: CallPlan, options: CallOptions) -> Sequence[Any]:
+        """Starts every call of the plan and returns at once: one pending per entry of `plan.calls`, in order.
+
+        The worker runs `getattr(worker, plan.method)(*call.args, **call.kwargs)`; for a registered method
+        that is the function made by `register`, which resolves futures and padding by itself. `plan.shared`
+        says what to store once. `options.blocking` is True where the caller waits for the answers before it
+        does anything else, False where it gets futures of them, which others may read then, and None where
+        it asks for them later. Nothing is left running when this raises.
+        """
+        raise NotImplementedError
+
+    def _wait(self, plan: CallPlan, pendings: Sequence[Any], timeout_s: float | None) -> list[Any]:
+        """Waits for all called ranks; returns the answers of `plan.fetched_ranks`, in that order.
+
+        The first failure ends the wait: a short grace gathers further failures, then WorkerGroupError is
+        raised; the group is marked broken if a rank died or is still silent. Only answers of fetched ranks
+        are fetched. With a traced call, `current_timer().rank_answered(rank)` is called for every rank.
+
+        Raises:
+            WorkerGroupError: a rank failed.
+            CallTimeout: not all ranks answered within `timeout_s` seconds.
+        """
+        raise NotImplementedError
+
+    def _futures(self, plan: CallPlan, pendings: Sequence[Any]) -> list[Any]:
+        """What the caller of a non-blocking call gets for each of `plan.fetched_ranks`, in that order."""
+        raise NotImplementedError
+
+    def _data_future(self, plan: CallPlan, pendings: Sequence[Any]) -> DataProtoFuture:
+        """What the caller of a non-blocking call of a batch mode gets.
+
+        Padding is taken off by the workers; `plan.collect.collect` joins the parts and restores the order of
+        a balanced call. A backend that can tell how many rows an answer has, without fetching it, overrides
+        this to say so.
+        """
+        aligned = plan.order is None
+        return DataProtoFuture(plan.collect.collect, self._futures(plan, pendings), row_aligned=aligned)
+
+    def _stream(
+        self, plan: CallPlan, pendings: Sequence[Any], timeout_s: float | None
+    ) -> Iterator[tuple[int, Any]]:
+        """Gives `(rank, answer)` of `plan.fetched_ranks` as they come; fails as `_wait` does."""
+        raise NotImplementedError
+
+    def _done(self, plan: CallPlan, pendings: Sequence[Any]) -> bool:
+        """Whether `_wait` would return without waiting."""
+        raise NotImplementedError
+
+    def _check_usable(self, method: str) -> None:
+        """Raises WorkerGroupError if the group is shut down or broken by an earlier failure; cheap."""
+
+    def start_worker_aliveness_check(self, every_n_seconds: float = 1) -> Any:
+        """Watches the workers and makes calls fail once one of them has died."""
+        raise NotImplementedError(f"{type(self).__name__} cannot watch its workers")
+
+    # --- calls ---------------------------------------------------------------------------------------------
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+        return self._world_size
+
+    @property
+    def methods(self) -> MethodNames[GroupWorker, GroupRef]:
+        """The registered methods as attributes, and nothing else."""
+        return MethodNames(self)
+
+    def trace(self) -> CallTrace:
+        """Times the blocking calls made while the returned context is open.
+
+        Example:
+            >>> from verl_dispatch import Dispatch, LocalWorkerGroup, register
+            >>> class Echo:
+            ...     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+            ...     def say(self, word: str) -> str:
+            ...         return word
+            >>> group = LocalWorkerGroup(Echo, 2)
+            >>> with group.trace() as trace:
+            ...     _ = group.say("hello")
+            >>> trace.calls[0].method, len(trace.calls[0].per_rank_s)
+            ('say', 2)
+        """
+        return CallTrace(self._recorders)
+
+    def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Runs any method, registered or not, with these arguments on every worker; answers in rank order."""
+        plan = self._raw_plan(method_name, all_ranks(self.world_size), args, kwargs)
+        return self._wait(plan, self._send(plan, DEFAULT_OPTIONS), None)
+
+    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[GroupRef]:
+        """As `execute_all_sync`, but returns one future per worker at once."""
+        plan = self._raw_plan(method_name, all_ranks(self.world_size), args, kwargs)
+        return self._futures(plan, self._send(plan, DEFAULT_OPTIONS))
+
+    def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[GroupRef]:
+        """The same as `execute_all_async`."""
+        return self.execute_all_async(method_name, *args, **kwargs)
+
+    def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """Runs any method, registered or not, on rank 0; its answer."""
+        plan = self._raw_plan(method_name, (0,), args, kwargs)
+        return self._wait(plan, self._send(plan, DEFAULT_OPTIONS), None)[0]
+
+    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> GroupRef:
+        """As `execute_rank_zero_sync`, but returns a future at once."""
+        plan = self._raw_plan(method_name, (0,), args, kwargs)
+        future: GroupRef = self._futures(plan, self._send(plan, DEFAULT_OPTIONS))[0]
+        return future
+
+    def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> GroupRef:
+        """The same as `execute_rank_zero_async`."""
+        return self.execute_rank_zero_async(method_name, *args, **kwargs)
+
+    def _raw_plan(
+        self, method: str, ranks: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CallPlan:
+        self._check_usable(method)
+        calls = tuple([RankCall(rank, args, kwargs) for rank in ranks])
+        return CallPlan(calls, method, "", self.world_size, ranks, LIST if len(ranks) != 1 else SINGLE)
+
+    # --- typed verbs: the method is named by the function on the worker class ------------------------------
+
+    def call(
+        self, method: Method[GroupWorker, GP, Any, G, Any, Any], /, *args: GP.args, **kwargs: GP.kwargs
+    ) -> G:
+        """Runs a method given as `WorkerClass.method` and waits for its result."""
+        result: G = self._bound(method).call(*args, **kwargs)
+        return result
+
+    def submit(
+        self, method: Method[GroupWorker, GP, Any, G, Any, Any], /, *args: GP.args, **kwargs: GP.kwargs
+    ) -> CallFuture[G]:
+        """Starts a method given as `WorkerClass.method`; a future of its result."""
+        return self._bound(method).submit(*args, **kwargs)
+
+    def stream(
+        self, method: Method[GroupWorker, GP, R, Any, Any, Any], /, *args: GP.args, **kwargs: GP.kwargs
+    ) -> Iterator[tuple[int, R]]:
+        """Starts a method given as `WorkerClass.method`; `(rank, answer)` as the answers come."""
+        return self._bound(method).stream(*args, **kwargs)
+
+    @overload
+    def bind(self, method: str, /) -> GroupMethod[..., Any, Any, Any]: ...
+    @overload
+    def bind(
+        self, method: Method[GroupWorker, GP, R, G, Any, Literal[True]], /
+    ) -> GroupMethod[GP, R, G, G]: ...
+    @overload
+    def bind(
+        self, method: Method[GroupWorker, GP, R, G, list[Ref[A]], Literal[False]], /
+    ) -> GroupMethod[GP, R, G, list[GroupRef]]: ...
+    @overload
+    def bind(
+        self, method: Method[GroupWorker, GP, R, G, Ref[A], Literal[False]], /
+    ) -> GroupMethod[GP, R, G, GroupRef]: ...
+    @overload
+    def bind(
+        self, method: Method[GroupWorker, GP, R, G, D, Literal[False]], /
+    ) -> GroupMethod[GP, R, G, D]: ...
+    def bind(self, method: Any, /) -> Any:
+        """The bound method for `WorkerClass.method` or a name.
+
+        Raises:
+            UnknownMethodError: the group's worker class has no such registered method.
+        """
+        return self._bound(method)
+
+    def _bound(self, method: Any) -> GroupMethod[..., Any, Any, Any]:
+        if isinstance(method, str):
+            found, given = self._methods.get(method), method
+        else:
+            found, given = self._methods.get(_name_of(method)), getattr(method, "__qualname__", repr(method))
+            if found is not None and method is not found._method.function and not self._inherits(method):
+                found = None
+        if found is None:
+            raise self._unknown(given)
+        return found
+
+    def _inherits(self, function: Any) -> bool:
+        """Whether it is the worker class's own, or overridden there: what is run is then the override."""
+        name = _name_of(function)
+        known = (vars(base).get(name) for base in getattr(self._worker_class, "__mro__", ()))
+        return any(getattr(each, "__qualname__", None) == function.__qualname__ for each in known)
+
+    @property
+    def on(self) -> type[GroupWorker]:
+        """The registered methods, for type checkers those of the worker class."""
+        return cast("type[GroupWorker]", MethodNames(self))
+
+    # --- meshes --------------------------------------------------------------------------------------------
+
+    def mesh(self, mesh_name: str) -> Mesh:
+        """The named mesh as the workers registered it, or as it was added here.
+
+        Raises:
+            UnknownMeshError: nobody registered it.
+            MeshError: the table is no valid mesh.
+        """
+        return mesh_of(self, mesh_name)
+
+    def add_mesh(self, mesh: Mesh) -> None:
+        """Makes a mesh known without asking the workers; replaces one of the same name.
+
+        Raises:
+            MeshError: it is of another number of ranks than the group has workers.
+        """
+        Mesh.from_registration(mesh.name, mesh.dp_ranks, mesh.collects, self.world_size)
+        self._dispatch_info[mesh.name] = list(mesh.dp_ranks)
+        self._collect_info[mesh.name] = list(mesh.collects)
+
+    def forget_meshes(self, *mesh_names: str) -> None:
+        """Drops what is known about these meshes, or about all; the next call asks the workers again."""
+        for name in mesh_names or tuple(self._dispatch_info):
+            self._dispatch_info.pop(name, None)
+            self._collect_info.pop(name, None)
+
+    def _registered_meshes(self) -> Sequence[Mapping[str, Mapping[str, Any]]]:
+        """What every worker says about all its meshes, in rank order."""
+        if self._worker_class is not None and not hasattr(self._worker_class, "get_dispatch_collect"):
+            return [{"dispatch_dp_rank": {}, "collect_dp_rank": {}}] * self.world_size
+        return self.execute_all_sync("get_dispatch_collect")
+
+    # --- binding -------------------------------------------------------------------------------------------
+
+    def _bind_worker_method(
+        self, user_defined_cls: type, func_generator: Callable[..., Callable[..., Any]] | None = None
+    ) -> list[str]:
+        """Makes every registered method of a worker class callable on this group; returns their names.
+
+        With `func_generator(group, name, dispatch_fn=, collect_fn=, execute_fn=, blocking=)`, what it returns
+        is bound instead of a GroupMethod.
+
+        Raises:
+            ReservedNameError: a method named like something that the group needs.
+        """
+        self._worker_class = user_defined_cls
+        found = self._registered_methods(user_defined_cls)
+        if not self._keeps_order:
+            warn_of_mixed_order(user_defined_cls, found)
+        for name, method in found.items():
+            bound: GroupMethod[..., Any, Any, Any] = GroupMethod(self, method)
+            self._methods[name] = bound
+            function = bound if func_generator is None else self._generated(func_generator, method)
+            # A group subclass that defines the name itself means to be asked first.
+            if not hasattr(type(self), name):
+                self.__dict__[name] = function
+        return list(found)
+
+    @classmethod
+    def _registered_methods(cls, user_defined_cls: type) -> dict[str, RegisteredMethod]:
+        """The registered methods of a worker class, checked; a backend asks before it starts anything."""
+        # What `__init__` sets is private too, whatever the subclass; an empty group tells.
+        private = {name for name in (*dir(cls), *vars(WorkerGroup())) if name.startswith("_")}
+        return registered_methods(user_defined_cls, RESERVED_NAMES | private)
+
+    def _generated(self, func_generator: Callable[..., Callable[..., Any]], method: RegisteredMethod) -> Any:
+        pair = functions_of(method.dispatch_mode)
+        execute_fn = getattr(self, get_predefined_execute_fn(method.execute_mode)["execute_fn_name"])
+        return func_generator(
+            self,
+            method.name,
+            dispatch_fn=pair["dispatch_fn"],
+            collect_fn=pair["collect_fn"],
+            execute_fn=execute_fn,
+            blocking=method.blocking,
+        )
+
+    # Any: with fused roles an attribute may also be a group.
+    def __getattr__(self, name: str) -> Any:
+        # Only what is nowhere else comes here: private names must stay plain AttributeErrors while a group is
+        # built.
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise self._unknown(name)
+
+    def _unknown(self, name: str) -> UnknownMethodError:
+        known = [each for each in self.__dict__.get("_methods", ()) if not each.startswith("_")]
+        # What every worker has is of no help to who looks for a method of their own.
+        own = [each for each in known if not hasattr(Worker, each)]
+        [hint] = difflib.get_close_matches(name, known, n=1) or [""]
+        classes: Mapping[str, type] = getattr(self.__dict__.get("_worker_class"), "raw_cls_dict", {})
+        roles = [role for role, cls in classes.items() if hasattr(getattr(cls, name, None), MAGIC_ATTR)]
+        return UnknownMethodError(self._label(), name, own or known, hint, roles)
+
+    def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
+        """Refuses: a group is a part of the program that made it.
+
+        Raises:
+            NotPicklableError: always.
+        """
+        raise NotPicklableError(repr(self), self._way_to_workers)
+
+    _way_to_workers: ClassVar[str] = (
+        "it belongs to the program that made it; another program, or a worker, reaches the workers of a "
+        "detached group with from_detached(worker_names=...)"
+    )
+
+    def _label(self) -> str:
+        worker = self.__dict__.get("_worker_class")
+        return f"{type(self).__name__}[{worker.__name__ if worker else '?'}]"
+
+    def __repr__(self) -> str:
+        prefix = f" {self.name_prefix!r}" if self.name_prefix else ""
+        return f"<{self._label()}{prefix} of {self.world_size}>"
+
+
+def _name_of(method: Any) -> str:
+    return str(getattr(method, "__name__", ""))
+
+
+class MethodNames(Generic[GroupWorker, GroupRef]):
+    """The registered methods of a group as attributes: `group.methods.update(...)`."""
+
+    def __init__(self, group: WorkerGroup[GroupWorker, GroupRef]) -> None:
+        self._group = group
+
+    def __getattr__(self, name: str) -> GroupMethod[..., Any, Any, Any]:
+        if name == "_group":  # copy and pickle ask before it is there
+            raise AttributeError(name)
+        return self._group.bind(name)
+
+    def __dir__(self) -> list[str]:
+        return sorted(self._group._methods)
+
+    def __iter__(self) -> Iterator[GroupMethod[..., Any, Any, Any]]:
+        return iter(self._group._methods.values())
+
+
+def warn_of_mixed_order(cls: type, found: Mapping[str, RegisteredMethod]) -> None:
+    """Warns of a class with plain and async methods, on a backend that runs calls side by side."""
+    own = [method for name, method in found.items() if not hasattr(Worker, name)]
+    asynchronous = [method.name for method in own if method.is_async]
+    plain = [method.name for method in own if not method.is_async]
+    if asynchronous and plain:
+        warnings.warn(MixedOrderWarning(cls.__qualname__, asynchronous, plain), stacklevel=4)

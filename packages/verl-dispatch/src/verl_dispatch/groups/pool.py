@@ -1,0 +1,96 @@
+"""How many processes run on how many nodes, and a class together with its constructor's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+__all__ = ["ClassWithInitArgs", "ResourcePool"]
+
+
+P = ParamSpec("P")
+
+if TYPE_CHECKING:
+    W_co = TypeVarWithDefault("W_co", covariant=True, default=Any)
+else:
+    W_co = TypeVar("W_co", covariant=True)
+
+
+class ResourcePool:
+    """Process counts per node, in node order; nodes may differ.
+
+    Attributes:
+        store: processes on each node.
+        max_colocate_count: how many groups may share the pool at a time.
+        n_gpus_per_node: accelerators that a node has.
+
+    Example:
+        >>> pool = ResourcePool([4, 2])
+        >>> pool.world_size, pool.local_rank_list()
+        (6, [0, 1, 2, 3, 0, 1])
+    """
+
+    def __init__(
+        self,
+        process_on_nodes: Sequence[int] | None = None,
+        max_colocate_count: int = 10,
+        n_gpus_per_node: int = 8,
+    ) -> None:
+        self._store = [_count("process_on_nodes", count) for count in process_on_nodes or ()]
+        self.max_colocate_count = _count("max_colocate_count", max_colocate_count)
+        self.n_gpus_per_node = n_gpus_per_node
+
+    @property
+    def store(self) -> list[int]:
+        """Processes on each node."""
+        return self._store
+
+    def pool(self) -> list[int]:
+        """Processes on each node."""
+        return self._store
+
+    def add_node(self, process_count: int) -> None:
+        """Appends a node with that many processes."""
+        self._store.append(_count("process_count", process_count))
+
+    @property
+    def world_size(self) -> int:
+        """Processes on all nodes."""
+        return sum(self._store)
+
+    def local_world_size_list(self) -> list[int]:
+        """For every rank how many processes its node has."""
+        return [count for count in self._store for _ in range(count)]
+
+    def local_rank_list(self) -> list[int]:
+        """For every rank its number on its node."""
+        return [local for count in self._store for local in range(count)]
+
+
+class ClassWithInitArgs(Generic[W_co]):
+    """A class together with the arguments its constructor will get; calling it makes the object.
+
+    Example:
+        >>> ClassWithInitArgs(complex, 1, imag=2)()
+        (1+2j)
+    """
+
+    def __init__(self, cls: Callable[P, W_co], *args: P.args, **kwargs: P.kwargs) -> None:
+        self.cls: Any = cls
+        self.args = args
+        self.kwargs = kwargs
+        self.fused_worker_used = False
+
+    def __call__(self) -> W_co:
+        """The object."""
+        made: W_co = self.cls(*self.args, **self.kwargs)
+        return made
+
+
+def _count(name: str, count: Any) -> int:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"{name} must be whole numbers of at least 1, got {count!r}")
+    return count

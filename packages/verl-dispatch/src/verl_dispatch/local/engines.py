@@ -1,0 +1,445 @@
+"""How the ranks of an in-process group run: in turns in the caller's thread, or each in its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import socket
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
+from functools import partial
+from queue import SimpleQueue
+from types import CoroutineType, TracebackType
+from typing import Any
+
+from verl_protocol.wire.guard import check_unwritten, watch
+
+from verl_dispatch.errors import WorkerFailure
+from verl_dispatch.local.call import LocalAnswer, LocalCall
+from verl_dispatch.local.collectives import Rendezvous, Seat, ThreadProcessGroup
+from verl_dispatch.local.copies import new_memo, private_arguments, private_copy
+from verl_dispatch.planning.plan import CallPlan, RankCall
+from verl_dispatch.workers.collectives import LonelyProcessGroup, ProcessGroup
+from verl_dispatch.workers.rank import RankInfo
+from verl_dispatch.workers.roles import ColocatedWorker
+from verl_dispatch.workers.site import WorkerSite, building, enter_site, leave_site
+
+__all__ = ["LocalRank", "RankEnvironment", "ReadOnlyCopies", "ThreadEngine", "TurnEngine", "failure_of"]
+
+
+# --- One worker of an in-process group: the user's object, where it stands, and how a call runs on it -----
+
+
+_PACKAGE = os.path.dirname(__file__)
+
+
+class ReadOnlyCopies:
+    """The one copy of a call's arguments that all ranks of a read-only call share."""
+
+    def __init__(self) -> None:
+        self._memo = new_memo()
+        self._lock = threading.Lock()
+
+    def arguments(self, call: RankCall) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """One rank's arguments; objects that several ranks get are the same ones for all of them."""
+        with self._lock:
+            return watch(private_arguments(call.args, call.kwargs, self._memo))
+
+
+class LocalRank:
+    """One rank; what goes in and out of it is copied."""
+
+    def __init__(
+        self,
+        info: RankInfo,
+        make_process_group: Callable[[RankInfo], ProcessGroup],
+        *,
+        sets_environment: bool,
+    ) -> None:
+        self.info = info
+        self.worker: Any = None
+        self._make_process_group = make_process_group
+        self._sets_environment = sets_environment
+        self._site = WorkerSite(info, make_process_group, sets_environment, taken=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def build(self, cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Run the user's constructor."""
+        args, kwargs = private_arguments(args, kwargs)
+        with building(self.info, self._make_process_group, sets_environment=self._sets_environment) as site:
+            self._site = site
+            self.worker = cls(*args, **kwargs)
+        site.taken = True
+
+    def run(self, method: str, call: RankCall, role: str | None, read_only: ReadOnlyCopies | None) -> Any:
+        """Run a method, to the end also if it is async, and give a copy of its value."""
+        try:
+            if read_only is None:
+                args, kwargs = private_arguments(call.args, call.kwargs)
+            else:
+                args, kwargs = read_only.arguments(call)
+        except Exception as error:
+            error.add_note(f"while an argument of {method!r} was copied, as on the way to another process")
+            raise
+        token = enter_site(self._site)
+        try:
+            value = self._method(method, role)(*args, **kwargs)
+            if type(value) is CoroutineType:
+                value = self._run_coroutine(value)
+        finally:
+            leave_site(token)
+        if read_only is not None:
+            check_unwritten((args, kwargs))
+        try:
+            return private_copy(value)
+        except Exception as error:
+            error.add_note(f"while the answer of {method!r} was copied, as on the way to another process")
+            raise
+
+    def close(self) -> None:
+        """Drop the user's object."""
+        self.worker = None
+        if self._loop is not None and not self._loop.is_running():
+            self._loop.close()
+        self._loop = None
+
+    def _method(self, method: str, role: str | None) -> Callable[..., Any]:
+        worker = self.worker
+        if worker is None:
+            raise RuntimeError("the group was shut down or restarted while the call was under way")
+        if role is not None and isinstance(worker, ColocatedWorker):
+            return worker.role_method(role, method)
+        bound: Callable[..., Any] = getattr(worker, method)
+        return bound
+
+    def _run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        # One loop for the rank's whole life: locks and queues that a worker keeps belong to a loop.
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        if not _a_loop_runs_here():
+            return self._loop.run_until_complete(coroutine)
+        return _in_a_thread(self._loop, coroutine)
+
+
+def _a_loop_runs_here() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _in_a_thread(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine while the caller's own event loop runs: a thread can run one loop only."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(loop.run_until_complete(coroutine))
+        except BaseException as error:
+            outcome.append(error)
+            raised.set()
+
+    raised = threading.Event()
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(run,), name="verl-local-async", daemon=True)
+    thread.start()
+    thread.join()
+    if raised.is_set():
+        raise outcome[0]
+    return outcome[0]
+
+
+def failure_of(rank: int, error: BaseException) -> WorkerFailure:
+    """What is told about an exception: where it ran, and its traceback from the user's code on."""
+    frames = _users_frames(error.__traceback__)
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    return WorkerFailure(rank, socket.gethostname(), os.getpid(), error, text)
+
+
+def _users_frames(frames: TracebackType | None) -> TracebackType | None:
+    first = frames
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        frames = frames.tb_next
+    return first if frames is None else frames
+
+
+# --- torchrun's variables for ranks that take turns in one process: set while a rank runs, then as before
+
+
+Variables = dict[Any, Any]
+
+_lock = threading.Lock()
+_depth = 0
+_before_all: Variables = {}
+
+
+class RankEnvironment:
+    """The variables of all ranks of one group, ready to be shown one rank after the other."""
+
+    def __init__(self, infos: Sequence[RankInfo]) -> None:
+        per_rank = [_encoded(info.environment()) for info in infos]
+        first = per_rank[0]
+        self._names = tuple(first)
+        self._common = {
+            name: value for name, value in first.items() if all(each.get(name) == value for each in per_rank)
+        }
+        self._own = [
+            {name: value for name, value in variables.items() if name not in self._common}
+            for variables in per_rank
+        ]
+
+    def enter(self) -> Variables:
+        """Remember what is there; `show(rank)` sets a rank's variables, `leave` puts back what was before."""
+        global _depth, _before_all
+        with _lock:
+            saved = {} if _stored.keys().isdisjoint(self._names) else _present(self._names)
+            if _depth == 0:
+                _before_all = saved
+            _depth += 1
+        return saved
+
+    def show(self, rank: int) -> None:
+        """Set a rank's variables; what all ranks share only where it is not there already."""
+        if not self._common.items() <= _stored.items():
+            _set(self._common)
+        if self._own[rank]:
+            _set(self._own[rank])
+
+    def leave(self, saved: Variables) -> None:
+        """Undo `enter` and every `show` since: the last of several threads, those of all threads."""
+        global _depth
+        with _lock:
+            _depth -= 1
+            before = _before_all if _depth == 0 else saved
+            _unset(self._names)
+            if before:
+                _set({name: before[name] for name in self._names if name in before})
+
+
+def _present(names: Iterable[Any]) -> Variables:
+    return {name: _stored[name] for name in names if name in _stored}
+
+
+# os.environ takes several times as long as the rest of a small call, so its two halves are written directly
+# where they can be reached: the table that Python reads, and the process's own.
+_table: dict[bytes, bytes] | None = getattr(os.environ, "_data", None) if os.name == "posix" else None
+
+if _table is None:
+    _stored: MutableMapping[Any, Any] = os.environ
+
+    def _encoded(variables: Mapping[str, str]) -> Variables:
+        return dict(variables)
+
+    def _set(variables: Variables) -> None:
+        os.environ.update(variables)
+
+    def _unset(names: Sequence[Any]) -> None:
+        for name in names:
+            os.environ.pop(name, None)
+
+else:
+    _stored = _table
+
+    def _encoded(variables: Mapping[str, str]) -> Variables:
+        return {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
+
+    def _set(variables: Variables) -> None:
+        putenv = os.putenv
+        for name, value in variables.items():
+            putenv(name, value)
+        _stored.update(variables)
+
+    def _unset(names: Sequence[Any]) -> None:
+        unsetenv, drop = os.unsetenv, _stored.pop
+        for name in names:
+            unsetenv(name)
+            drop(name, None)
+
+
+# --------------------------------------------------------------------------------------------------------
+
+
+_REASON = (
+    "the ranks of this in-process group run one after the other; "
+    "make the group with concurrent=True to give each rank a thread"
+)
+
+
+# Ends of a method. All else, such as Ctrl-C, is meant for the program in whose thread the method runs.
+_FAILURES = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
+
+
+class TurnEngine:
+    """Runs every rank of a call before it returns; while a rank runs, the environment is that of the rank."""
+
+    def __init__(self, infos: Sequence[RankInfo]) -> None:
+        self._ranks = [LocalRank(info, _lonely, sets_environment=True) for info in infos]
+        self._environment = RankEnvironment(infos)
+
+    def workers(self) -> list[Any]:
+        """The users' objects, in rank order."""
+        return [rank.worker for rank in self._ranks]
+
+    def build(self, call: LocalCall, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run every rank's constructor."""
+        self._run(call, lambda rank, _: self._ranks[rank].build(cls, args, kwargs))
+
+    def run(self, call: LocalCall, plan: CallPlan, role: str | None) -> None:
+        """Run a method on the ranks that the plan calls."""
+        ranks, method = self._ranks, plan.method
+        copies = ReadOnlyCopies() if plan.read_only else None
+        calls = plan.calls
+        self._run(call, lambda rank, index: ranks[rank].run(method, calls[index], role, copies))
+
+    def _run(self, call: LocalCall, run: Callable[[int, int], Any]) -> None:
+        show, clock = self._environment.show, time.perf_counter
+        saved = self._environment.enter()
+        try:
+            for index, answer in enumerate(call.answers):
+                show(answer.rank)
+                started = clock()
+                try:
+                    answer.value = run(answer.rank, index)
+                except _FAILURES as error:
+                    call.fail(answer, failure_of(answer.rank, error))
+                answer.seconds = clock() - started
+                answer.done = True
+        finally:
+            self._environment.leave(saved)
+
+    def close(self, reason: str) -> None:
+        """Drop the workers."""
+        for rank in self._ranks:
+            rank.close()
+
+
+def _lonely(info: RankInfo) -> ProcessGroup:
+    return LonelyProcessGroup(info.rank, info.world_size, _REASON)
+
+
+_JOIN_S = 1.0
+
+Run = Callable[[], Any]
+Job = tuple[LocalCall, LocalAnswer, Rendezvous, Run]
+
+
+class ThreadEngine:
+    """Hands calls to the ranks' threads and returns at once; each rank takes its calls in order."""
+
+    def __init__(self, infos: Sequence[RankInfo], name: str) -> None:
+        self._threads = [RankThread(info, name) for info in infos]
+        # Calls that wait or run are kept by the ranks; those that are done leave by themselves.
+        self._open: weakref.WeakSet[LocalCall] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._closed: str | None = None
+
+    def workers(self) -> list[Any]:
+        """The users' objects, in rank order."""
+        return [thread.rank.worker for thread in self._threads]
+
+    def build(self, call: LocalCall, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run every rank's constructor."""
+        self._start(call, [partial(thread.rank.build, cls, args, kwargs) for thread in self._threads])
+
+    def run(self, call: LocalCall, plan: CallPlan, role: str | None) -> None:
+        """Run a method on the ranks that the plan calls."""
+        copies = ReadOnlyCopies() if plan.read_only else None
+        threads = self._threads
+        runs = [partial(threads[each.rank].rank.run, plan.method, each, role, copies) for each in plan.calls]
+        self._start(call, runs)
+
+    def _start(self, call: LocalCall, runs: Sequence[Run]) -> None:
+        present = [answer.rank for answer in call.answers]
+        rendezvous = Rendezvous(len(self._threads), call.method, present)
+        # All ranks take the calls of several senders in one order, or two calls could wait for each other.
+        with self._lock:
+            if self._closed is None:
+                self._open.add(call)
+                for answer, run in zip(call.answers, runs, strict=True):
+                    self._threads[answer.rank].put((call, answer, rendezvous, run))
+                return
+        _fail_all(call, self._closed)
+
+    def close(self, reason: str) -> None:
+        """Answer every open call with a failure, end the waits of the ranks and their threads."""
+        with self._lock:
+            self._closed = self._closed or reason
+            open_calls = list(self._open)
+        for thread in self._threads:
+            thread.stop(reason)
+        deadline = time.monotonic() + _JOIN_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        for call in open_calls:
+            _fail_all(call, reason)
+
+
+def _fail_all(call: LocalCall, reason: str) -> None:
+    for answer in call.answers:
+        call.settle(answer, None, failure_of(answer.rank, RuntimeError(reason)))
+
+
+class RankThread:
+    """One rank and the thread that everything of it runs in."""
+
+    def __init__(self, info: RankInfo, name: str) -> None:
+        self._seat = Seat()
+        self.rank = LocalRank(info, self._process_group, sets_environment=False)
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._current: Job | None = None
+        self._stopped: str | None = None
+        # A rank that never comes back must not keep the program from ending.
+        self._thread = threading.Thread(target=self._work, name=f"{name}-rank-{info.rank}", daemon=True)
+        self._thread.start()
+
+    def _process_group(self, info: RankInfo) -> ProcessGroup:
+        return ThreadProcessGroup(info.rank, info.world_size, self._seat)
+
+    def put(self, job: Job) -> None:
+        """Run a job after those put before it."""
+        self._jobs.put(job)
+
+    def stop(self, reason: str) -> None:
+        """Fail the job that runs and those that wait, and end the thread as soon as it is free."""
+        self._stopped = reason
+        current = self._current
+        if current is not None:
+            current[2].abort(reason)
+        self._jobs.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread, unless it is the one that asks."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._current = job
+            self._do(*job)
+            self._current = None
+            del job
+        self.rank.close()
+
+    def _do(
+        self, call: LocalCall, answer: LocalAnswer, rendezvous: Rendezvous, run: Callable[[], Any]
+    ) -> None:
+        self._seat.rendezvous = rendezvous
+        started = time.perf_counter()
+        value, failure = None, None
+        try:
+            if self._stopped is not None:
+                raise RuntimeError(self._stopped)
+            value = run()
+        except BaseException as error:
+            rendezvous.leave(self.rank.info.rank, error)
+            failure = failure_of(self.rank.info.rank, error)
+        else:
+            rendezvous.leave(self.rank.info.rank)
+        self._seat.rendezvous = None
+        answer.seconds = time.perf_counter() - started
+        call.settle(answer, value, failure)

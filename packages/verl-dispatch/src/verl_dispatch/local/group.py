@@ -1,0 +1,517 @@
+"""The in-process backend: a group whose workers live in the caller's own process."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+
+from verl_protocol import DataProtoFuture
+
+from verl_dispatch.errors import CallTimeout, UnknownRoleError, WorkerGroupError
+from verl_dispatch.groups.bound_method import current_timer
+from verl_dispatch.groups.group import RESERVED_NAMES, WorkerGroup
+from verl_dispatch.local.call import AnswerRows, LocalAnswer, LocalCall, LocalFuture, LocalLife
+from verl_dispatch.local.engines import ThreadEngine, TurnEngine
+from verl_dispatch.methods.static import GroupWorker
+from verl_dispatch.planning.options import CallOptions
+from verl_dispatch.planning.plan import CallPlan
+from verl_dispatch.workers.rank import RankInfo, free_port
+from verl_dispatch.workers.roles import ColocatedWorker, GroupViewError, InvalidRolesError, RoleClassError
+
+if TYPE_CHECKING:
+    from verl_dispatch.groups.bound_method import GroupMethod
+    from verl_dispatch.groups.pool import ClassWithInitArgs
+    from verl_dispatch.methods.static import GP, A, D, G, Method, P, R
+    from verl_dispatch.typed_modes import Ref
+
+__all__ = ["GRACE_S", "LocalState", "LocalWorkerGroup"]
+
+
+# --- What an in-process group and the views spawned from it share: workers, generation, failure -----------
+
+
+_HOST = "127.0.0.1"
+GRACE_S = 1.0
+
+
+class LocalState:
+    """The workers of one group, through all its generations."""
+
+    def __init__(
+        self,
+        name: str,
+        prefix: str,
+        cls: type,
+        world_size: int,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        concurrent: bool,
+    ) -> None:
+        self.name, self.prefix = name, prefix
+        self.cls, self.args, self.kwargs = cls, args, dict(kwargs)
+        self.world_size, self.concurrent = world_size, concurrent
+        self.life = LocalLife()
+        self.master_port = ""
+        self.build_s: list[float] = []
+        self._turn = threading.RLock()
+        self.closed = False
+        self._engine: TurnEngine | ThreadEngine
+        self._finalizer: weakref.finalize[..., Any]
+
+    @property
+    def master_address(self) -> str:
+        """The address where the ranks could meet for torch.distributed."""
+        return _HOST
+
+    @property
+    def workers(self) -> list[Any]:
+        """The users' objects, in rank order."""
+        return self._engine.workers()
+
+    def build(self) -> None:
+        """Make the workers of this generation.
+
+        Raises:
+            WorkerGroupError: a constructor failed; nothing is left running.
+        """
+        self.master_port = str(free_port(_HOST))
+        infos = [self._info(rank) for rank in range(self.world_size)]
+        self._engine = ThreadEngine(infos, self.name) if self.concurrent else TurnEngine(infos)
+        self._finalizer = weakref.finalize(self, self._engine.close, "the group was collected as garbage")
+        self._finalizer.atexit = False
+        call = LocalCall(self.life, self.name, "__init__", range(self.world_size))
+        try:
+            self._engine.build(call, self.cls, self.args, self.kwargs)
+            call.wait(None, GRACE_S)
+        except BaseException:
+            self.close()
+            raise
+        if call.failed:
+            error = call.error(call.failures(), call.silent_ranks())
+            self.close()
+            raise error
+        self.build_s = [answer.seconds for answer in call.answers]
+
+    def _info(self, rank: int) -> RankInfo:
+        return RankInfo(
+            rank=rank,
+            world_size=self.world_size,
+            local_rank=rank,
+            local_world_size=self.world_size,
+            master_addr=_HOST,
+            master_port=self.master_port,
+            group_prefix=self.prefix,
+            backend="local",
+        )
+
+    def run(self, call: LocalCall, plan: CallPlan, role: str | None) -> None:
+        """Start a call, or run it where ranks take turns."""
+        if self.concurrent:
+            self._engine.run(call, plan, role)
+            return
+        with self._turn:
+            if self.closed:
+                self.refuse(call.name, plan.method)
+            try:
+                self._engine.run(call, plan, role)
+            except BaseException as error:
+                silent = call.silent_ranks()
+                self.life.break_off(f"an interruption of '{plan.method}' by {type(error).__name__}", silent)
+                raise
+
+    def refuse(self, name: str, method: str) -> None:
+        """Say why a call on a group that is shut down or broken cannot be.
+
+        Raises:
+            WorkerGroupError: it is.
+        """
+        if self.closed:
+            raise WorkerGroupError(name, method, reason="the group was shut down; make a new one")
+        if self.life.broken:
+            ways = "restart() builds its workers anew, shutdown() ends it"
+            raise WorkerGroupError(name, method, reason=f"the group is broken by {self.life.broken}; {ways}")
+
+    def restart(self) -> None:
+        """Replace all workers by new ones, made from the same class and arguments."""
+        if self.closed:
+            self.refuse(self.name, "restart")
+        self._engine.close("the group was restarted")
+        self._finalizer.detach()
+        self.life.generation += 1
+        self.life.broken = ""
+        self.build()
+
+    def close(self) -> None:
+        """End the workers; calls are refused from now on."""
+        if not self.closed:
+            self.closed = True
+            self._finalizer.detach()
+            self._engine.close("the group was shut down")
+
+    def report(self) -> dict[str, float | int]:
+        """Seconds that the start took, stage by stage, and which rank took longest."""
+        slowest = max(range(self.world_size), key=self.build_s.__getitem__)
+        init_s = max(self.build_s) if self.concurrent else sum(self.build_s)
+        return {"placement_s": 0.0, "actors_s": 0.0, "init_s": init_s, "slowest_rank": slowest}
+
+
+# --------------------------------------------------------------------------------------------------------
+
+
+V = TypeVar("V")
+
+
+class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
+    """A group without a cluster: the same modes, checks, errors and isolation, in this process.
+
+    Ranks run one after the other in the calling thread, so that a breakpoint in a worker method works; each
+    sees torchrun's variables while it runs. Calls of a rank never overlap and keep their order, async methods
+    too. With `concurrent=True` each rank has a thread and ranks can meet
+    through `Worker.process_group()`; the environment then stays as it is. Arguments and answers are
+    copied, as on a cluster; functions pass as they are, with what they close over, and what a process has
+    once, such as torch's default random generator, ranks share.
+
+    Args:
+        cls: the worker class, or an object with `cls`, `args` and `kwargs` such as `ClassWithInitArgs`.
+        world_size: number of workers.
+        *args: for the worker's constructor.
+        concurrent: give each rank a thread.
+        name_prefix: name of the group in messages and in `WG_PREFIX`.
+        **kwargs: for the worker's constructor.
+
+    Raises:
+        WorkerGroupError: a constructor failed; it names the ranks.
+        ReservedNameError: a registered method is named like something the group needs.
+
+    Example:
+        >>> from verl_dispatch import Dispatch, Worker, register
+        >>> class Greeter(Worker):
+        ...     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        ...     def greet(self, name: str) -> str:
+        ...         return f"{name} from {self.rank} of {self.world_size}"
+        >>> with LocalWorkerGroup(Greeter, 2) as group:
+        ...     group.greet("hello")
+        ['hello from 0 of 2', 'hello from 1 of 2']
+    """
+
+    # The constructor's arguments are checked where the group has no options of its own among them.
+    @overload
+    def __init__(
+        self, cls: Callable[P, GroupWorker], world_size: int, *args: P.args, **kwargs: P.kwargs
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        cls: type[GroupWorker] | ClassWithInitArgs[GroupWorker],
+        world_size: int,
+        *args: Any,
+        concurrent: bool,
+        name_prefix: str = ...,
+        **kwargs: Any,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        cls: type[GroupWorker] | ClassWithInitArgs[GroupWorker],
+        world_size: int,
+        *args: Any,
+        name_prefix: str,
+        **kwargs: Any,
+    ) -> None: ...
+    def __init__(  # type: ignore[misc]
+        self,
+        cls: Any,
+        world_size: int,
+        *args: Any,
+        concurrent: bool = False,
+        name_prefix: str = "",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        cls, args, kwargs = _unpacked(cls, args, kwargs)
+        self._world_size = _checked_world_size(world_size)
+        _check_options(concurrent, name_prefix)
+        self.name_prefix = name_prefix
+        self._role: str | None = None
+        for each in (cls, *_role_classes(cls).values()):
+            self._registered_methods(each)
+        name = name_prefix or f"{type(self).__name__}[{cls.__name__}]"
+        self._state = LocalState(name, name_prefix, cls, self._world_size, args, kwargs, concurrent)
+        self._start()
+        self._bind_worker_method(cls)
+
+    _way_to_workers = (
+        "it belongs to the program that made it; roles that call each other share a process: "
+        "create_colocated_worker_raw_cls, then get_fused_worker_by_name in the worker"
+    )
+
+    def _start(self) -> None:
+        self._generation_seen = self._state.life.generation
+        self._state.build()
+
+    if TYPE_CHECKING:
+        # As in the base, with the type that this backend gives an answer to come.
+        @overload
+        def bind(self, method: str, /) -> GroupMethod[..., Any, Any, Any]: ...
+        @overload
+        def bind(
+            self, method: Method[GroupWorker, GP, R, G, Any, Literal[True]], /
+        ) -> GroupMethod[GP, R, G, G]: ...
+        @overload
+        def bind(
+            self, method: Method[GroupWorker, GP, R, G, list[Ref[A]], Literal[False]], /
+        ) -> GroupMethod[GP, R, G, list[Future[A]]]: ...
+        @overload
+        def bind(
+            self, method: Method[GroupWorker, GP, R, G, Ref[A], Literal[False]], /
+        ) -> GroupMethod[GP, R, G, Future[A]]: ...
+        @overload
+        def bind(
+            self, method: Method[GroupWorker, GP, R, G, D, Literal[False]], /
+        ) -> GroupMethod[GP, R, G, D]: ...
+        def bind(self, method: Any, /) -> Any: ...
+
+    # --- what the base asks of a backend -------------------------------------------------------------------
+
+    def _send(self, plan: CallPlan, options: CallOptions) -> LocalCall:
+        call = LocalCall(self._state.life, self._name(), plan.method, plan.called_ranks, options.timeout_s)
+        self._state.run(call, plan, self._role)
+        timer = current_timer()
+        if timer is not None:
+            call.report_to(timer)
+        return call
+
+    # What comes back as pendings is what `_send` gave: a LocalCall. The base knows it as a sequence.
+
+    def _wait(self, plan: CallPlan, pendings: Any, timeout_s: float | None) -> list[Any]:
+        call: LocalCall = pendings
+        call.check_generation()
+        if self._state.concurrent:
+            call.wait(timeout_s, GRACE_S)
+        if call.failed or timeout_s is not None or call.timeout_s is not None:
+            self._check(call, timeout_s)
+        return [answer.value for answer in self._fetched(plan, call)]
+
+    def _check(self, call: LocalCall, timeout_s: float | None) -> None:
+        """Raise for ranks that failed, or took too long; where ranks take turns, each has the whole time."""
+        if call.failed:
+            failures, silent = call.failures(), call.silent_ranks()
+            if silent:
+                call.break_off(list(failures))
+            raise call.error(failures, silent)
+        if self._state.concurrent:
+            limit, late = timeout_s, call.silent_ranks()
+        else:
+            limit, late = call.timeout_s, call.slow_ranks()
+        if limit is not None and late:
+            raise CallTimeout(call.name, call.method, limit, late)
+
+    def _fetched(self, plan: CallPlan, call: LocalCall) -> list[LocalAnswer]:
+        if plan.fetched_ranks == call.ranks:
+            return call.answers
+        by_rank = {answer.rank: answer for answer in call.answers}
+        return [by_rank[rank] for rank in plan.fetched_ranks]
+
+    def _futures(self, plan: CallPlan, pendings: Any) -> list[LocalFuture]:
+        call: LocalCall = pendings
+        return [call.future_of(answer) for answer in self._fetched(plan, call)]
+
+    def _data_future(self, plan: CallPlan, pendings: Any) -> DataProtoFuture[Any]:
+        futures = self._futures(plan, pendings)
+        return DataProtoFuture(
+            plan.collect.collect,
+            futures,
+            row_counts=[AnswerRows(future) for future in futures],
+            row_aligned=plan.order is None,
+        )
+
+    def _stream(self, plan: CallPlan, pendings: Any, timeout_s: float | None) -> Iterator[tuple[int, Any]]:
+        call: LocalCall = pendings
+        waiting = self._fetched(plan, call)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while waiting:
+            call.check_generation()
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not call.wait_for_any(waiting, left) or call.failed:
+                call.wait(left, GRACE_S)
+                self._check(call, timeout_s)
+            ready = [answer for answer in waiting if answer.done]
+            waiting = [answer for answer in waiting if not answer.done]
+            for answer in ready:
+                yield answer.rank, answer.value
+
+    def _done(self, plan: CallPlan, pendings: Any) -> bool:
+        call: LocalCall = pendings
+        return call.is_done() or call.failed
+
+    def _check_usable(self, method: str) -> None:
+        state = self._state
+        if state.closed or state.life.broken:
+            state.refuse(self._name(), method)
+        if self._generation_seen != state.life.generation:
+            self._generation_seen = state.life.generation
+            self.forget_meshes()
+
+    def _name(self) -> str:
+        return self._state.name if self._role is None else f"{self._state.name}.{self._role}"
+
+    def start_worker_aliveness_check(self, every_n_seconds: float = 1) -> None:
+        """Does nothing: workers in this process cannot die unseen."""
+
+    # --- life ----------------------------------------------------------------------------------------------
+
+    @property
+    def generation(self) -> int:
+        """How often the group has been restarted."""
+        return self._state.life.generation
+
+    @property
+    def workers(self) -> list[Any]:
+        """The workers themselves, in rank order, for a look inside."""
+        workers = self._state.workers
+        if self._role is None:
+            return workers
+        return [worker.role_worker(self._role) for worker in workers]
+
+    @property
+    def worker_names(self) -> list[str]:
+        """A name for each worker, in rank order."""
+        return [f"{self._name()}:{rank}" for rank in range(self.world_size)]
+
+    @property
+    def master_address(self) -> str:
+        """The address that workers see as MASTER_ADDR."""
+        return self._state.master_address
+
+    @property
+    def master_port(self) -> str:
+        """The port that workers see as MASTER_PORT; another one in each generation."""
+        return self._state.master_port
+
+    def startup_report(self) -> dict[str, float | int]:
+        """Seconds that the start took, stage by stage, and which rank took longest."""
+        return self._state.report()
+
+    def restart(self) -> None:
+        """Build all workers anew from the same class and arguments; old futures and meshes are dropped.
+
+        Raises:
+            GroupViewError: this is a spawned view.
+        """
+        self._refuse_view("restart")
+        self._state.restart()
+        self._generation_seen = self._state.life.generation
+        self.forget_meshes()
+
+    def shutdown(self) -> None:
+        """End the workers; calls are refused from now on. Calling it again does nothing.
+
+        Raises:
+            GroupViewError: this is a spawned view.
+        """
+        self._refuse_view("shutdown")
+        self._state.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._role is None:
+            self.shutdown()
+
+    def _refuse_view(self, action: str) -> None:
+        if self._role is not None:
+            raise GroupViewError(action, self._role, self._state.name)
+
+    # --- roles in one process ------------------------------------------------------------------------------
+
+    def spawn(self, prefix_set: Iterable[str]) -> dict[str, LocalWorkerGroup[Any]]:
+        """Views of this group for some of its roles: each offers the methods of one role's class.
+
+        Views share workers, failure and generation with this group, which alone restarts and shuts down.
+
+        Raises:
+            UnknownRoleError: a role that is not colocated here.
+            InvalidRolesError: no names of roles.
+        """
+        if not isinstance(prefix_set, Iterable):
+            raise InvalidRolesError(prefix_set, "names of roles", "prefix_set")
+        roles = [prefix_set] if isinstance(prefix_set, str) else dict.fromkeys(prefix_set)
+        return {role: self.role(role) for role in roles}
+
+    def fuse(self, prefix_set: Iterable[str]) -> None:
+        """Make views of roles attributes of this group: `group.actor.update(...)`.
+
+        Raises:
+            UnknownRoleError: a role that is not colocated here.
+            InvalidRolesError: a role named like something the group needs.
+        """
+        views = self.spawn(prefix_set)
+        for role in views:
+            if role in RESERVED_NAMES or hasattr(type(self), role) or role in self._methods:
+                expected = "names that the group does not need for itself; spawn gives such a role's view"
+                raise InvalidRolesError(role, expected, "prefix_set")
+        self.__dict__.update(views)
+        self.wg_dict = views
+
+    @overload
+    def role(self, name: str, cls: type[V]) -> LocalWorkerGroup[V]: ...
+    @overload
+    def role(self, name: str, cls: None = None) -> LocalWorkerGroup[Any]: ...
+    def role(self, name: str, cls: type[Any] | None = None) -> LocalWorkerGroup[Any]:
+        """A view of one role; `cls`, its worker class, tells type checkers its methods.
+
+        Raises:
+            UnknownRoleError: a role that is not colocated here.
+            RoleClassError: it is of another class.
+        """
+        classes = _role_classes(self._state.cls)
+        if name in classes and cls is not None and not _is_of(classes[name], cls):
+            raise RoleClassError(name, classes[name], cls)
+        if name not in classes:
+            raise UnknownRoleError(name, {role: found.__name__ for role, found in classes.items()})
+        view = object.__new__(type(self))
+        WorkerGroup.__init__(view)
+        view._world_size, view.name_prefix = self._world_size, name
+        view._state, view._role, view._generation_seen = self._state, name, self._generation_seen
+        view._bind_worker_method(classes[name])
+        return view
+
+
+def _is_of(held: type, asked: Any) -> bool:
+    return isinstance(asked, type) and issubclass(held, asked)
+
+
+def _role_classes(cls: type) -> Mapping[str, type]:
+    return cls.raw_cls_dict if issubclass(cls, ColocatedWorker) else {}
+
+
+def _unpacked(
+    given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
+    if isinstance(given, type):
+        return given, args, kwargs
+    cls = getattr(given, "cls", None)
+    if not isinstance(cls, type):
+        raise TypeError(f"cls must be a class, or an object with cls, args and kwargs, got {given!r}")
+    return cls, (*given.args, *args), {**given.kwargs, **kwargs}
+
+
+def _check_options(concurrent: Any, name_prefix: Any) -> None:
+    if not isinstance(concurrent, bool):
+        raise TypeError(f"concurrent must be True or False, got {concurrent!r}")
+    if not isinstance(name_prefix, str):
+        raise TypeError(f"name_prefix must be a str, got {name_prefix!r}")
+    if "\0" in name_prefix:
+        raise ValueError(f"name_prefix must not have a null character, got {name_prefix!r}")
+
+
+def _checked_world_size(world_size: Any) -> int:
+    if isinstance(world_size, bool) or not isinstance(world_size, Integral) or world_size < 1:
+        raise ValueError(f"world_size must be a whole number of at least 1, got {world_size!r}")
+    return int(world_size)

@@ -1,0 +1,180 @@
+"""What a group knows about one registered method of its worker class."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_dispatch.errors import (
+    MethodOverrideError,
+    NoInstanceMethodError,
+    ReservedNameError,
+)
+from verl_dispatch.methods.decorator import MAGIC_ATTR, RegisterOptions, register_options
+from verl_dispatch.methods.registry import DispatchMode, check_dispatch_mode, check_execute_mode, mode_name
+from verl_dispatch.modes import Execute
+from verl_dispatch.planning.options import Labels
+
+__all__ = [
+    "RegisteredMethod",
+    "registered_methods",
+]
+
+
+_PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RegisteredMethod:
+    """A registered method: how it is called, and the shape of its arguments, read once.
+
+    Attributes:
+        name: the method's name.
+        function: the function on the class.
+        dispatch_mode, execute_mode, blocking: as given to `register`.
+        options: what else was given to `register`.
+        signature: without `self`.
+        is_async: whether the worker's method is a coroutine function.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    dispatch_mode: DispatchMode
+    execute_mode: Execute
+    blocking: bool
+    options: RegisterOptions
+    signature: inspect.Signature
+    is_async: bool
+    labels: Labels
+    shape: _Shape = field(repr=False)
+
+    @classmethod
+    def of(cls, name: str, function: Callable[..., Any]) -> RegisteredMethod:
+        """Reads a function that `register` made.
+
+        Raises:
+            TypeError: its mode has lost its functions, or is none.
+        """
+        marks = getattr(function, MAGIC_ATTR)
+        check_dispatch_mode(marks["dispatch_mode"])
+        check_execute_mode(marks["execute_mode"])
+        signature = _without_self(function)
+        return cls(
+            name=name,
+            function=function,
+            dispatch_mode=marks["dispatch_mode"],
+            execute_mode=marks["execute_mode"],
+            blocking=marks["blocking"],
+            options=register_options(function),
+            signature=signature,
+            is_async=inspect.iscoroutinefunction(function),
+            labels=Labels(name, _positional_names(signature)),
+            shape=_Shape.of(signature),
+        )
+
+    def check_binding(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raises what a plain call with these arguments would raise.
+
+        Raises:
+            TypeError: too many, unknown or missing arguments.
+        """
+        if not self.shape.fits(len(args), kwargs):
+            try:
+                self.signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{self.name}{self.signature}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Enough of a signature to accept common calls without `inspect`; what it rejects is bound in full."""
+
+    names: tuple[str, ...]
+    num_required: int
+    more_args: bool
+    more_kwargs: bool
+    simple: bool
+
+    @classmethod
+    def of(cls, signature: inspect.Signature) -> _Shape:
+        parameters = list(signature.parameters.values())
+        kinds = [parameter.kind for parameter in parameters]
+        plain = [parameter for parameter in parameters if parameter.kind is _PLAIN]
+        return cls(
+            names=tuple(parameter.name for parameter in plain),
+            num_required=sum(parameter.default is inspect.Parameter.empty for parameter in plain),
+            more_args=inspect.Parameter.VAR_POSITIONAL in kinds,
+            more_kwargs=inspect.Parameter.VAR_KEYWORD in kinds,
+            simple=not {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.KEYWORD_ONLY} & set(kinds),
+        )
+
+    def fits(self, num_args: int, kwargs: Mapping[str, Any]) -> bool:
+        if not self.simple or (num_args > len(self.names) and not self.more_args):
+            return False
+        if not kwargs:
+            return num_args >= self.num_required
+        return self._names_fit(num_args, kwargs)
+
+    def _names_fit(self, num_args: int, kwargs: Mapping[str, Any]) -> bool:
+        given, free = self.names[:num_args], self.names[num_args:]
+        return all(name in free or (self.more_kwargs and name not in given) for name in kwargs) and all(
+            name in kwargs for name in self.names[num_args : self.num_required]
+        )
+
+
+def _without_self(function: Callable[..., Any]) -> inspect.Signature:
+    signature = inspect.signature(function)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _positional_names(signature: inspect.Signature) -> tuple[str, ...]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(name for name, parameter in signature.parameters.items() if parameter.kind in kinds)
+
+
+def registered_methods(cls: type, reserved: frozenset[str] = frozenset()) -> dict[str, RegisteredMethod]:
+    """All registered methods of a worker class, by name; backends call this before they start anything.
+
+    Raises:
+        ReservedNameError: a method named like something that the group needs.
+        MethodOverrideError: an override that drops or changes the registration of what it overrides.
+        NoInstanceMethodError: a registered class method or static method, or one without self.
+        TypeError: a mode that has lost its functions.
+    """
+    found: dict[str, RegisteredMethod] = {}
+    for name in dir(cls):
+        function = inspect.getattr_static(cls, name)
+        _check_override(cls, name, function)
+        if isinstance(function, classmethod | staticmethod) and hasattr(function.__func__, MAGIC_ATTR):
+            raise NoInstanceMethodError(cls.__qualname__, name, type(function).__name__)
+        if not hasattr(function, MAGIC_ATTR):
+            continue
+        if _takes_nothing(function):
+            raise NoInstanceMethodError(cls.__qualname__, name, "function without self")
+        if name in reserved:
+            raise ReservedNameError(name, cls.__qualname__)
+        found[name] = RegisteredMethod.of(name, function)
+    return found
+
+
+def _takes_nothing(function: Any) -> bool:
+    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+    return not kinds or kinds[0] in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+
+
+def _check_override(cls: type, name: str, function: Any) -> None:
+    for base in cls.__mro__[1:]:
+        marks = getattr(base.__dict__.get(name), MAGIC_ATTR, None)
+        if marks is None:
+            continue
+        own = getattr(function, MAGIC_ATTR, None)
+        if own is None:
+            raise MethodOverrideError(cls.__qualname__, name, base.__qualname__, "without @register")
+        if own["dispatch_mode"] != marks["dispatch_mode"]:
+            change = f"with {mode_name(own['dispatch_mode'])} instead of {mode_name(marks['dispatch_mode'])}"
+            raise MethodOverrideError(cls.__qualname__, name, base.__qualname__, change)
+        if own["execute_mode"] != marks["execute_mode"]:
+            change = f"with execute mode {own['execute_mode'].name} instead of {marks['execute_mode'].name}"
+            raise MethodOverrideError(cls.__qualname__, name, base.__qualname__, change)

@@ -1,0 +1,357 @@
+"""The static types around a registered method; nothing here runs.
+
+`worker.method` keeps its plain signature. `WorkerClass.method` is a `Method` that carries what a group takes
+and gives for it, so that `group.call(WorkerClass.method, ...)` is checked without a plugin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    Never,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
+
+from verl_dispatch.typed_modes import Mode, PerWorker, PerWorkerOrRows, Ref, Res, Rows, Whole
+
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec as ParamSpecWithDefault
+    from typing_extensions import TypeVar as TypeVarWithDefault
+    from verl_protocol.futures.future import DataProtoFuture
+
+    from verl_dispatch.modes import Broadcast, Dispatch
+
+
+P = ParamSpec("P")
+A = TypeVar("A")
+B = TypeVar("B", bound=bool)
+D = TypeVar("D")
+G = TypeVar("G")
+M = TypeVar("M", bound="Dispatch")
+M_co = TypeVar("M_co", bound="Dispatch", covariant=True)
+R = TypeVar("R")
+W = TypeVar("W")
+W_contra = TypeVar("W_contra", contravariant=True)
+
+if TYPE_CHECKING:
+    # A group or method whose parameters are not said is one of anything.
+    GP = ParamSpecWithDefault("GP", default=...)
+    R_co = TypeVarWithDefault("R_co", covariant=True, default=Any)
+    G_co = TypeVarWithDefault("G_co", covariant=True, default=Any)
+    D_co = TypeVarWithDefault("D_co", covariant=True, default=Any)
+    B_co = TypeVarWithDefault("B_co", bound=bool, covariant=True, default=Any)
+    # Covariant: a group of a derived class is a group of its base.
+    GroupWorker = TypeVarWithDefault("GroupWorker", default=Any, covariant=True)
+    GroupRef = TypeVarWithDefault("GroupRef", default=Any)
+else:
+    GP = ParamSpec("GP")
+    R_co = TypeVar("R_co", covariant=True)
+    G_co = TypeVar("G_co", covariant=True)
+    D_co = TypeVar("D_co", covariant=True)
+    B_co = TypeVar("B_co", bound=bool, covariant=True)
+    GroupWorker = TypeVar("GroupWorker", covariant=True)
+    GroupRef = TypeVar("GroupRef")
+
+
+class Method(Generic[W_contra, GP, R_co, G_co, D_co, B_co]):
+    """A registered method as an attribute of its class.
+
+    Of a worker W; on a group it takes the parameters GP; R is what one worker answers, G what the group
+    answers, D the same when not blocking, B whether the method was registered as blocking.
+    """
+
+    __name__: str
+    __qualname__: str
+
+    # `group.on` is read as the worker's class, so this is what calling `group.on.method` means.
+    @overload
+    def __call__(
+        self: Method[Any, GP, Any, G, Any, Literal[True]], *args: GP.args, **kwargs: GP.kwargs
+    ) -> G: ...
+    @overload
+    def __call__(
+        self: Method[Any, GP, Any, Any, D, Literal[False]], *args: GP.args, **kwargs: GP.kwargs
+    ) -> D: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+ListMethod: TypeAlias = "Method[W, P, R, list[R], list[Ref[R]], B]"
+OneMethod: TypeAlias = "Method[W, P, R, R, Ref[R], B]"
+SomeMethod: TypeAlias = "Method[W, P, R, dict[int, R], dict[int, Ref[R]], B]"
+BatchMethod: TypeAlias = "Method[W, P, R, R, DataProtoFuture[R], B]"
+
+Later: TypeAlias = "Coroutine[Any, Any, R]"
+
+
+class NobodyReturnsThis:
+    """Only types that pass for anything do: Any, and classes with a base that checkers do not know."""
+
+
+X = TypeVar("X", bound=NobodyReturnsThis)
+
+OfRows: TypeAlias = "A | DataProtoFuture[A] | Broadcast[A]"
+OfWorkers: TypeAlias = "Sequence[A] | Broadcast[A]"
+OfEither: TypeAlias = "Sequence[A] | A | DataProtoFuture[A] | Broadcast[A]"
+
+
+class HasDefault1(Protocol[R_co]):
+    """A method whose first parameter may be left out."""
+
+    def __call__(self, first: Any = ..., /) -> R_co: ...
+
+
+class HasDefault2(Protocol[R_co]):
+    """A method whose second parameter may be left out."""
+
+    def __call__(self, first: Any, second: Any = ..., /) -> R_co: ...
+
+
+class Decorator(Generic[M_co, B_co]):
+    """What `register(...)` returns: makes a method a registered one."""
+
+    # One signature: overloads here would turn any method with an Any in its signature into Any.
+    def __call__(
+        self, function: Callable[Concatenate[W, P], R], /
+    ) -> Registered[W, Callable[P, R], M_co, B_co]:
+        raise NotImplementedError
+
+
+class RefusedPair:
+    """What `register(...)` returns for modes that do not go together: it decorates nothing."""
+
+    def __call__(self, function: Never, /) -> Any:
+        raise NotImplementedError
+
+
+# --- The static type of a registered method: what it is on a worker, and on its class; nothing here runs --
+# The overloads map forms of modes, not modes by name, to the `Method` that a group is called with. Types
+# cannot be mapped over a parameter list, so a form that adapts its parameters has one overload per number
+# of them. A method that returns a coroutine answers what it gives when awaited; types that pass for
+# anything, coroutines too, are therefore picked out first.
+
+
+A1 = TypeVar("A1")
+A2 = TypeVar("A2")
+W_co = TypeVar("W_co", covariant=True)
+F_co = TypeVar("F_co", covariant=True)
+
+
+class Registered(Generic[W_co, F_co, M_co, B_co]):
+    """A registered method of worker W, with bound signature F, mode M and blocking B."""
+
+    def __call__(
+        self: Registered[W, Callable[P, R], Any, Any], worker: W, /, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        raise NotImplementedError
+
+    # Not for groups: no `Method`, so that no group takes it.
+    @overload
+    def __get__(
+        self: Registered[Any, Any, Mode[Never, Never, Never], Any], obj: None, owner: Any
+    ) -> Callable[..., Any]: ...
+
+    # Arguments as they are: the group has the method's own parameters.
+    @overload
+    def __get__(
+        self: Registered[W, Callable[P, X], Mode[Whole, list[Res], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, P, X, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[P, Later[R]], Mode[Whole, list[Res], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, P, R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[P, R], Mode[Whole, list[Res], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, P, R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[P, X], Mode[Whole, Res, Any], B], obj: None, owner: Any
+    ) -> OneMethod[W, P, X, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[P, Later[R]], Mode[Whole, Res, Any], B], obj: None, owner: Any
+    ) -> OneMethod[W, P, R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[P, R], Mode[Whole, Res, Any], B], obj: None, owner: Any
+    ) -> OneMethod[W, P, R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[P, Later[R]], Mode[Whole, dict[int, Res], Any], B], obj: None, owner: Any
+    ) -> SomeMethod[W, P, R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[P, R], Mode[Whole, dict[int, Res], Any], B], obj: None, owner: Any
+    ) -> SomeMethod[W, P, R, B]: ...
+
+    # Defaults cannot be written below: parameters unchecked, results known.
+    @overload
+    def __get__(
+        self: Registered[W, HasDefault1[Later[R]], Mode[Any, list[Res], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, ..., R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, HasDefault1[R], Mode[Any, list[Res], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, ..., R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, HasDefault1[X], Mode[Any, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, ..., X, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, HasDefault1[Later[R]], Mode[Any, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, ..., R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, HasDefault1[R], Mode[Any, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, ..., R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, HasDefault2[Later[R]], Mode[Any, list[Res], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, ..., R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, HasDefault2[R], Mode[Any, list[Res], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, ..., R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, HasDefault2[X], Mode[Any, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, ..., X, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, HasDefault2[Later[R]], Mode[Any, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, ..., R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, HasDefault2[R], Mode[Any, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, ..., R, B]: ...
+
+    # Adapted arguments: one without a default.
+    @overload
+    def __get__(
+        self: Registered[W, Callable[[A1], Later[R]], Mode[PerWorker, list[Res], Any], B],
+        obj: None,
+        owner: Any,
+    ) -> ListMethod[W, [OfWorkers[A1]], R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[[A1], R], Mode[PerWorker, list[Res], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, [OfWorkers[A1]], R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[[A1], Later[R]], Mode[PerWorkerOrRows, list[Res], Any], B],
+        obj: None,
+        owner: Any,
+    ) -> ListMethod[W, [OfEither[A1]], R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[[A1], R], Mode[PerWorkerOrRows, list[Res], Any], B],
+        obj: None,
+        owner: Any,
+    ) -> ListMethod[W, [OfEither[A1]], R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[[A1], Later[R]], Mode[Rows, list[Res], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, [OfRows[A1]], R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[[A1], R], Mode[Rows, list[Res], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, [OfRows[A1]], R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[[A1], X], Mode[Rows, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, [OfRows[A1]], X, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[[A1], Later[R]], Mode[Rows, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, [OfRows[A1]], R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[[A1], R], Mode[Rows, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, [OfRows[A1]], R, B]: ...
+
+    # Adapted arguments: two without a default.
+    @overload
+    def __get__(
+        self: Registered[W, Callable[[A1, A2], Later[R]], Mode[PerWorker, list[Res], Any], B],
+        obj: None,
+        owner: Any,
+    ) -> ListMethod[W, [OfWorkers[A1], OfWorkers[A2]], R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[[A1, A2], R], Mode[PerWorker, list[Res], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, [OfWorkers[A1], OfWorkers[A2]], R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[[A1, A2], Later[R]], Mode[PerWorkerOrRows, list[Res], Any], B],
+        obj: None,
+        owner: Any,
+    ) -> ListMethod[W, [OfEither[A1], OfEither[A2]], R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[[A1, A2], R], Mode[PerWorkerOrRows, list[Res], Any], B],
+        obj: None,
+        owner: Any,
+    ) -> ListMethod[W, [OfEither[A1], OfEither[A2]], R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[[A1, A2], Later[R]], Mode[Rows, list[Res], Any], B],
+        obj: None,
+        owner: Any,
+    ) -> ListMethod[W, [OfRows[A1], OfRows[A2]], R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[[A1, A2], R], Mode[Rows, list[Res], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, [OfRows[A1], OfRows[A2]], R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[[A1, A2], X], Mode[Rows, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, [OfRows[A1], OfRows[A2]], X, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[[A1, A2], Later[R]], Mode[Rows, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, [OfRows[A1], OfRows[A2]], R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[[A1, A2], R], Mode[Rows, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, [OfRows[A1], OfRows[A2]], R, B]: ...
+
+    # Any other parameters.
+    @overload
+    def __get__(
+        self: Registered[W, Callable[P, Later[R]], Mode[Any, list[Res], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, ..., R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[P, R], Mode[Any, list[Res], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, ..., R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[P, X], Mode[Any, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, ..., X, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[P, Later[R]], Mode[Any, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, ..., R, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Callable[P, R], Mode[Any, Res, Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, ..., R, B]: ...
+    @overload
+    def __get__(self, obj: None, owner: Any) -> Method[W_co, ..., Any, Any, Any, B_co]: ...
+
+    # On a worker: the method itself.
+    @overload
+    def __get__(self, obj: object, owner: Any) -> F_co: ...
+    def __get__(self, obj: object, owner: Any) -> Any:
+        raise NotImplementedError

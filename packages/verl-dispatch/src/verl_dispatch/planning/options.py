@@ -1,0 +1,187 @@
+"""What one call may ask for beyond its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+from numbers import Real
+from typing import Any, Literal, TypedDict
+
+from verl_dispatch.errors import CallOptionError
+from verl_dispatch.modes import Execute
+
+__all__ = ["DEFAULT_OPTIONS", "CallOptions", "Labels", "call_scope", "current_labels", "current_options"]
+
+
+class OptionChanges(TypedDict, total=False):
+    """The options that leave the types of a call as they are; see `CallOptions`."""
+
+    timeout_s: float | None
+    uneven: Literal["balanced"] | None
+    balance: str | None
+    equal_size: bool
+    auto_padding: bool | None
+    read_only: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """Options of one call, set with `group.method.options(...)`.
+
+    Attributes:
+        timeout_s: seconds until the call gives up with CallTimeout; None waits for ever.
+        uneven: "balanced" lets the ranks' rows differ by at most one; None makes such a batch an error.
+        balance: name of a column whose sums per rank shall be near-equal; the input order is restored on
+            collect.
+        equal_size: with `balance`: every rank gets the same number of rows.
+        auto_padding: True pads every batch of the call, False none; None asks the batches.
+        blocking: overrides what `register` said; None keeps it.
+        execute_mode: overrides what `register` said; None keeps it.
+        read_only: True lets workers share one read-only copy of what several ranks get; None keeps what
+            `register` said.
+    """
+
+    timeout_s: float | None = None
+    uneven: Literal["balanced"] | None = None
+    balance: str | None = None
+    equal_size: bool = False
+    auto_padding: bool | None = None
+    blocking: bool | None = None
+    execute_mode: Execute | None = None
+    read_only: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name, is_valid, expected in _VALID:
+            value = getattr(self, name)
+            if value is not None and not is_valid(value):
+                raise CallOptionError(f"{name}={value!r}", f"expected {expected}")
+        if self.equal_size and self.balance is None:
+            raise CallOptionError("equal_size=True", "it says how to balance, but no balance column is given")
+
+        ways = [name for name in ("uneven", "balance", "auto_padding") if getattr(self, name)]
+        if len(ways) > 1 and not (self.equal_size and ways == ["balance", "auto_padding"]):
+            raise CallOptionError(
+                " and ".join(ways), "these are different ways to lay out the rows; choose one"
+            )
+
+    @property
+    def splits(self) -> str:
+        """The first option set that only a mode which splits batches can honour; empty if there is none."""
+        return next((name for name in ("uneven", "balance", "auto_padding") if getattr(self, name)), "")
+
+    def changed(self, **changes: Any) -> CallOptions:
+        """A copy with some options changed.
+
+        Raises:
+            TypeError: an option that does not exist.
+        """
+        known = [field.name for field in fields(self)]
+        unknown = sorted(set(changes) - set(known))
+        if unknown:
+            raise CallOptionError(unknown[0], f"there is no such option; known options: {', '.join(known)}")
+        return replace(self, **changes)
+
+
+def _is_seconds(value: Any) -> bool:
+    return type(value) is not bool and isinstance(value, Real) and float(value) > 0
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+_BOOL_OR_NONE = "True, False or None"
+_VALID: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("timeout_s", _is_seconds, "seconds above 0"),
+    ("uneven", lambda value: value == "balanced", '"balanced" or None'),
+    ("balance", lambda value: isinstance(value, str), "the name of a column, or None"),
+    ("equal_size", _is_bool, "True or False"),
+    ("auto_padding", _is_bool, _BOOL_OR_NONE),
+    ("blocking", _is_bool, _BOOL_OR_NONE),
+    ("execute_mode", lambda value: isinstance(value, Execute), "a member of Execute, or None"),
+    ("read_only", _is_bool, _BOOL_OR_NONE),
+)
+
+DEFAULT_OPTIONS = CallOptions()
+
+
+# --- The call that a dispatch function works for, also in a custom mode, and how messages name its
+#     arguments
+
+
+class Labels:
+    """Names the arguments of one method; without a method, by position and keyword only."""
+
+    __slots__ = ("method", "parameters", "start")
+
+    def __init__(self, method: str = "", parameters: Sequence[str] = (), start: int = 0) -> None:
+        self.method = method
+        self.parameters = parameters
+        self.start = start
+
+    def positional(self, index: int) -> str:
+        """Positional argument `index`, for example `argument 0 ('batch') of method 'update'`."""
+        index += self.start
+        name = f" ({self.parameters[index]!r})" if index < len(self.parameters) else ""
+        return f"argument {index}{name}{self._of()}"
+
+    def keyword(self, name: str) -> str:
+        """Keyword argument `name`."""
+        return f"argument {name!r}{self._of()}"
+
+    def all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+        """Names of all these arguments, positional ones first."""
+        return [
+            *(self.positional(index) for index in range(len(args))),
+            *(self.keyword(name) for name in kwargs),
+        ]
+
+    def after(self, count: int) -> Labels:
+        """The same names for what follows the first `count` arguments."""
+        return Labels(self.method, self.parameters, self.start + count)
+
+    def _of(self) -> str:
+        return f" of method {self.method!r}" if self.method else ""
+
+
+UNNAMED = Labels()
+
+
+@dataclass(slots=True)
+class CallScope:
+    """Argument names and options of one call, and whether a dispatch function has asked for the options."""
+
+    labels: Labels
+    options: CallOptions
+    asked: bool = False
+
+
+_SCOPE: ContextVar[CallScope | None] = ContextVar("verl_dispatch_call", default=None)
+
+
+@contextmanager
+def call_scope(labels: Labels, options: CallOptions) -> Iterator[CallScope]:
+    """Makes argument names and options of one call known to the dispatch functions."""
+    scope = CallScope(labels, options)
+    token = _SCOPE.set(scope)
+    try:
+        yield scope
+    finally:
+        _SCOPE.reset(token)
+
+
+def current_labels() -> Labels:
+    """How to name the arguments of the current call."""
+    scope = _SCOPE.get()
+    return UNNAMED if scope is None else scope.labels
+
+
+def current_options() -> CallOptions:
+    """The options of the current call."""
+    scope = _SCOPE.get()
+    if scope is None:
+        return DEFAULT_OPTIONS
+    scope.asked = True
+    return scope.options

@@ -1,0 +1,158 @@
+"""Futures among the arguments: cut without waiting for them, finished at the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from verl_protocol import DataProtoFuture
+from verl_protocol.errors import UnevenChunksError
+from verl_protocol.futures.parts import Cut, Rows
+
+from verl_dispatch.errors import UnequalRowsError, UnevenRowsError
+from verl_dispatch.planning import batches
+from verl_dispatch.planning.layout import RowLayout, RowTrim, padded_layout
+from verl_dispatch.planning.options import CallOptions
+
+__all__ = ["FuturePart", "LazyPart", "split_future", "told_of_call"]
+
+
+@dataclass(frozen=True, slots=True)
+class FuturePart:
+    """One padded part of a batch whose rows only the worker learns.
+
+    Attributes:
+        future: the whole batch.
+        index: which of `num_parts` parts this is.
+        num_parts: how many parts there are.
+        method: the method that gets it.
+        num_rows: rows that the batch must have because another one of the call has them; None if nothing is
+            known: then the worker also takes the padding off its answer.
+    """
+
+    future: DataProtoFuture[Any]
+    index: int
+    num_parts: int
+    method: str = ""
+    num_rows: int | None = None
+
+    def resolve(self) -> tuple[Any, RowTrim | None]:
+        """This part, of which only its own rows are fetched where that is possible, and its answer's trim."""
+        if self.future.row_counts is None or not self.future.row_aligned:
+            whole = self.future.get()
+            layout = self.layout(batches.num_rows(whole))
+            return layout.cut_one(whole, self.index), self.trim(layout)
+        layout = self.layout(self.future.row_count())
+        rows, pad = layout.parts[self.index], layout.pad[self.index]
+        fetched = self.future._cut(self.rows_of(layout.num_rows)).get()
+        first = self.index == 0
+        return batches.padded_part(fetched, range(len(rows) - pad), pad, is_first=first), self.trim(layout)
+
+    def rows_of(self, num_rows: int) -> Rows:
+        """The rows of the batch that this part is made of; one that is all padding repeats the last row."""
+        layout = self.layout(num_rows)
+        rows, pad = layout.parts[self.index], layout.pad[self.index]
+        start = min(rows[0], num_rows - 1) if rows else 0
+        return Rows(start, start + max(1, len(rows) - pad))
+
+    def layout(self, num_rows: int) -> RowLayout:
+        """How the rows of the batch lie over all parts.
+
+        Raises:
+            UnequalRowsError: it has other rows than the call's other batches.
+        """
+        if self.num_rows is not None and num_rows != self.num_rows:
+            raise UnequalRowsError(self.method, {"another batch": self.num_rows, "a future": num_rows})
+        return padded_layout(num_rows, self.num_parts)
+
+    def trim(self, layout: RowLayout) -> RowTrim | None:
+        """How the worker trims its answer; None where the driver does."""
+        return layout.trim(self.method, self.index, self.index) if self.num_rows is None else None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCut(Cut):
+    """The choice of the rows of one worker, for the argument named `label`."""
+
+    label: str
+
+    def span(self, num_rows: int) -> tuple[int, int]:
+        """Where the worker's rows begin and end among `num_rows` rows.
+
+        Raises:
+            UnevenRowsError: uneven parts, but fewer rows than workers: no worker shall be left without rows.
+            UnevenChunksError: the rows do not divide among the workers.
+        """
+        if self.uneven and 0 < num_rows < self.num_pieces:
+            raise UnevenRowsError(self.label, num_rows, self.num_pieces, too_few=True)
+        return Cut.span(self, num_rows)
+
+
+def told_of_call(future: DataProtoFuture[Any], error: UnevenChunksError) -> ValueError:
+    """The error as the caller of the method understands it: rows of an argument, and workers."""
+    cut = future._cuts[-1] if future._cuts else None
+    if isinstance(cut, WorkerCut) and cut.num_pieces == error.chunks:
+        return UnevenRowsError(cut.label, error.num_rows, error.chunks)
+    return error
+
+
+class LazyPart:
+    """A part for a method that resolves its futures itself: fetched when asked for, once."""
+
+    def __init__(self, part: FuturePart) -> None:
+        self._part = part
+
+    def future(self) -> DataProtoFuture[Any]:
+        """The part as a batch future."""
+        return DataProtoFuture(_only, [_Pending(self)])
+
+    @cached_property
+    def resolved(self) -> tuple[Any, RowTrim | None]:
+        """The part and its answer's trim."""
+        return self._part.resolve()
+
+    def apply(self, answer: Any) -> Any:
+        """The answer without rows that padding caused; an answer without rows needs no fetching."""
+        if self._part.num_rows is not None or not batches.has_rows(answer):
+            return answer
+        trim = self.resolved[1]
+        return answer if trim is None else trim.apply(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    part: LazyPart
+
+    def result(self, timeout: float | None = None) -> Any:
+        return self.part.resolved[0]
+
+
+def _only(values: Sequence[Any]) -> Any:
+    return values[0]
+
+
+def split_future(
+    future: DataProtoFuture[Any],
+    num_parts: int,
+    options: CallOptions,
+    padded: bool,
+    layout: RowLayout | None,
+    method: str,
+    label: Callable[[], str],
+) -> list[Any]:
+    """One part per worker; the driver neither waits for the future nor fetches any of it."""
+    if not padded:
+        uneven, name = options.uneven is not None, label()
+        return [future._cut(WorkerCut(num_parts, index, uneven, name)) for index in range(num_parts)]
+    num_rows = None if layout is None else layout.num_rows
+    return [FuturePart(future, index, num_parts, method, num_rows) for index in range(num_parts)]
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedPart:
+    """A part of a batch with padding rows at its end, whose answer is trimmed at the worker."""
+
+    value: Any
+    trim: RowTrim

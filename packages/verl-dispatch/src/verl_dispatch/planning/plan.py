@@ -1,0 +1,323 @@
+"""What a call will do, as a value: one explicit call per rank, who answers, how answers are put together.
+
+A plan is made without any I/O, shown by `group.method.plan(...)`, and carried out by a backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from verl_protocol import DataProtoFuture
+from verl_protocol.kinds import is_proto, is_tensor
+from verl_protocol.wire import nbytes_of
+
+from verl_dispatch.planning.batches import is_batch
+from verl_dispatch.planning.collectors import LIST, Collector
+from verl_dispatch.planning.layout import RowTrim
+from verl_dispatch.planning.parts import FuturePart, PaddedPart
+
+__all__ = [
+    "CallPlan",
+    "RankCall",
+    "SharedObject",
+    "arguments_of",
+    "bytes_of_answers",
+    "bytes_of_call",
+    "bytes_of_calls",
+    "inner_of",
+    "plan_table",
+    "shared_objects",
+]
+
+
+NO_KWARGS: Mapping[str, Any] = {}
+
+
+class _RankFields(NamedTuple):
+    rank: int
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = NO_KWARGS
+    rows: int | None = None
+    pad: int = 0
+
+
+class RankCall(_RankFields):
+    """The call that one rank gets; a tuple, because a call on many workers makes many of them.
+
+    Attributes:
+        rank: who is called.
+        args: positional arguments, ready to pass.
+        kwargs: keyword arguments, ready to pass.
+        rows: rows of the split batches that this rank gets, padding included; None when nothing was split or
+            a future does not know its rows yet.
+        pad: how many of `rows`, the last ones, are padding.
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RankCall) and same_value(_call_facts(self), _call_facts(other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedObject:
+    """One object that several ranks of a plan get: a backend stores it once, if it is large."""
+
+    value: Any
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallPlan:
+    """One call on a group, spelled out.
+
+    A custom `dispatch_fn` may return one that calls only some ranks: `CallPlan.of({rank: (args, kwargs)})`.
+
+    Attributes:
+        calls: one entry per called rank, in rank order.
+        method: name of the method.
+        mode: name of the dispatch mode.
+        world_size: number of workers in the group.
+        fetched_ranks: ranks whose answers are fetched, in the order in which `collect` takes them.
+        collect: puts the answers together; `collect.collect(answers)`.
+        order: with balanced rows, the input row at each position of the parts laid end to end; else None.
+        read_only: workers may share one read-only copy of what several ranks get.
+
+    Example:
+        >>> plan = CallPlan.of({1: ((7,), {}), 0: ((8,), {})})
+        >>> [(call.rank, call.args) for call in plan.calls], plan.fetched_ranks
+        ([(0, (8,)), (1, (7,))], (0, 1))
+    """
+
+    calls: tuple[RankCall, ...]
+    method: str = ""
+    mode: str = ""
+    world_size: int = 0
+    fetched_ranks: tuple[int, ...] = ()
+    collect: Collector = LIST
+    order: tuple[int, ...] | None = None
+    read_only: bool = False
+
+    @classmethod
+    def of(cls, calls: Mapping[int, tuple[Sequence[Any], Mapping[str, Any]]]) -> CallPlan:
+        """A plan that calls these ranks with these `(args, kwargs)` and fetches all answers in rank order."""
+        ranked = sorted(calls.items())
+        return cls(
+            calls=tuple(RankCall(rank, tuple(args), dict(kwargs)) for rank, (args, kwargs) in ranked),
+            fetched_ranks=tuple(rank for rank, _ in ranked),
+        )
+
+    @property
+    def called_ranks(self) -> tuple[int, ...]:
+        """Ranks that are called, in the order of `calls`."""
+        return tuple([call.rank for call in self.calls])
+
+    @property
+    def fetches_all(self) -> bool:
+        """Whether every called rank answers, in the order of `calls`."""
+        return self.fetched_ranks == self.called_ranks
+
+    @property
+    def pad(self) -> int:
+        """Padding rows over all ranks."""
+        return sum(call.pad for call in self.calls)
+
+    @property
+    def shared(self) -> dict[int, SharedObject]:
+        """Objects that more than one rank gets, by `id`: arguments, and values of `meta_info`."""
+        return shared_objects(self.calls)
+
+    def nbytes(self) -> tuple[int, ...]:
+        """Tensor and array bytes among each called rank's arguments, in the order of `calls`."""
+        return tuple(bytes_of_call(call) for call in self.calls)
+
+    def changed(self, **changes: Any) -> CallPlan:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CallPlan) and same_value(_plan_facts(self), _plan_facts(other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Iterator[RankCall]:
+        return iter(self.calls)
+
+    def __str__(self) -> str:
+        return plan_table(self)
+
+
+def _call_facts(call: RankCall) -> tuple[Any, ...]:
+    return call.rank, call.args, dict(call.kwargs), call.rows, call.pad
+
+
+def _plan_facts(plan: CallPlan) -> tuple[Any, ...]:
+    calls = [_call_facts(call) for call in plan.calls]
+    return (
+        plan.method,
+        plan.mode,
+        plan.world_size,
+        plan.fetched_ranks,
+        plan.collect,
+        plan.order,
+        plan.read_only,
+        calls,
+    )
+
+
+def same_value(one: object, other: object) -> bool:
+    """Total equality: tensors, arrays, NaN and batches compared by value, never ambiguous."""
+    from verl_protocol.columns.equality import equal
+
+    return equal(one, other)
+
+
+# --- What a plan tells about itself: objects that several ranks get, bytes that travel, a table of its
+#     calls
+
+
+_BULKY_LENGTH = 1024
+
+
+def shared_objects(calls: Sequence[RankCall]) -> dict[int, SharedObject]:
+    """Objects that more than one of these calls carries, by `id`; the calls keep them alive."""
+    # Where all ranks get the same arguments, their calls hold the very same containers.
+    alike: dict[tuple[int, int], list[RankCall]] = {}
+    for call in calls:
+        alike.setdefault((id(call.args), id(call.kwargs)), []).append(call)
+    ranks: dict[int, list[int]] = {}
+    values: dict[int, Any] = {}
+    for group in alike.values():
+        for value in {id(value): value for value in _objects_of(group[0])}.values():
+            values[id(value)] = value
+            ranks.setdefault(id(value), []).extend(call.rank for call in group)
+    return {
+        key: SharedObject(values[key], tuple(sorted(found))) for key, found in ranks.items() if len(found) > 1
+    }
+
+
+def arguments_of(call: RankCall) -> Iterator[Any]:
+    """Its arguments; replicas of one padded part have notes of their own, but the same batch."""
+    for value in (*call.args, *call.kwargs.values()):
+        yield value.value if isinstance(value, PaddedPart) else value
+
+
+def _objects_of(call: RankCall) -> Iterator[Any]:
+    for value in arguments_of(call):
+        yield value
+        yield from inner_of(value)
+
+
+def inner_of(value: Any) -> Iterator[Any]:
+    """What is worth storing once within an argument: values of the `meta_info` that all parts have."""
+    if is_proto(value):
+        yield from _bulky(value.meta_info)
+
+
+def _bulky(value: Any) -> Iterator[Any]:
+    if type(value) is dict:
+        for entry in value.values():
+            yield from _bulky(entry)
+    elif type(value) in (list, tuple):
+        for entry in value:
+            yield from _bulky(entry)
+    elif (
+        is_tensor(value)
+        or isinstance(value, np.ndarray)
+        or (isinstance(value, (bytes, str)) and len(value) >= _BULKY_LENGTH)
+    ):
+        yield value
+
+
+def bytes_of_call(call: RankCall) -> int:
+    """Tensor and array bytes among one call's arguments; a future counts nothing."""
+    return bytes_of_calls((call,))
+
+
+def bytes_of_calls(calls: Sequence[RankCall]) -> int:
+    """Tensor and array bytes among the arguments of all calls; what several of them carry counts once."""
+    distinct = {id(value): value for call in calls for value in arguments_of(call)}
+    return bytes_of_answers(list(distinct.values()))
+
+
+def bytes_of_answers(values: Sequence[Any]) -> int:
+    """Tensor and array bytes among these values."""
+    return sum(nbytes_of(value) for value in values if not isinstance(value, (DataProtoFuture, FuturePart)))
+
+
+_HEAD = ("rank", "rows", "pad", "bytes", "answers", "arguments")
+
+
+def plan_table(plan: CallPlan) -> str:
+    """One line for the call, one for each called rank, one for what they share."""
+    fetched = set(plan.fetched_ranks)
+    sizes = plan.nbytes()
+    rows = [_row(call, size, call.rank in fetched) for call, size in zip(plan.calls, sizes, strict=True)]
+    lines = [f"{plan.method or 'call'}: {plan.mode or 'custom'} over {plan.world_size} workers"]
+    lines += _aligned([_HEAD, *rows])
+    shared = plan.shared
+    if shared:
+        kinds = ", ".join(type(entry.value).__name__ for entry in shared.values())
+        lines.append(f"shared by several ranks: {len(shared)} ({kinds})")
+    if plan.order is not None:
+        lines.append("rows are reordered to balance the ranks; the answers come back in input order")
+    return "\n".join(lines)
+
+
+def _row(call: RankCall, size: int, answers: bool) -> tuple[str, ...]:
+    rows = "-" if call.rows is None else str(call.rows)
+    shown = [*map(_shown, call.args), *(f"{name}={_shown(value)}" for name, value in call.kwargs.items())]
+    return str(call.rank), rows, str(call.pad), str(size), "yes" if answers else "no", ", ".join(shown)
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, (bool, int, float)):
+        return repr(value)
+    if isinstance(value, str):
+        return repr(value if len(value) <= 20 else value[:17] + "...")
+    return type(value).__name__
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)]
+    return [
+        "  "
+        + "  ".join(
+            [*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def with_worker_trims(plan: CallPlan) -> CallPlan:
+    """The plan of a non-blocking call: every padded call carries the note how its answer is trimmed."""
+    if not plan.pad or plan.collect is LIST:
+        return plan
+    calls = tuple([_with_trim(plan.method, call) if call.pad else call for call in plan.calls])
+    return plan.changed(calls=calls, collect=plan.collect.after_worker_trims())
+
+
+def _with_trim(method: str, call: RankCall) -> RankCall:
+    trim = RowTrim(method, call.rank, call.rows or 0, call.pad)
+    args, kwargs = list(call.args), dict(call.kwargs)
+    _wrap_first_batch(args, kwargs, trim)
+    return call._replace(args=tuple(args), kwargs=kwargs)
+
+
+def _wrap_first_batch(args: list[Any], kwargs: dict[str, Any], trim: RowTrim) -> None:
+    for index, value in enumerate(args):
+        if is_batch(value):
+            args[index] = PaddedPart(value, trim)
+            return
+    for name, value in kwargs.items():
+        if is_batch(value):
+            kwargs[name] = PaddedPart(value, trim)
+            return

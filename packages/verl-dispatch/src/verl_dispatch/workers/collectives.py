@@ -1,0 +1,165 @@
+"""How the ranks of one group talk to each other: torch.distributed, threads, or not at all."""
+
+from __future__ import annotations
+
+import pickle
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Literal
+
+from verl_protocol.errors import PortableError
+from verl_protocol.kinds import is_tensor
+
+if TYPE_CHECKING:
+    import torch
+
+    from verl_dispatch.workers.rank import RankInfo
+
+__all__ = [
+    "CollectiveError",
+    "CollectiveNotPossibleError",
+    "InvalidCollectiveError",
+    "LonelyProcessGroup",
+    "ProcessGroup",
+    "ReduceOp",
+    "by_torch",
+]
+
+
+ReduceOp = Literal["sum", "mean", "max", "min", "product"]
+_OPS: tuple[str, ...] = ("sum", "mean", "max", "min", "product")
+
+
+class CollectiveError(RuntimeError):
+    """A collective could not be finished because another rank failed, left, or did something else."""
+
+
+class CollectiveNotPossibleError(PortableError, RuntimeError):
+    """The ranks of this group cannot meet where this collective was called."""
+
+    def __init__(self, rank: int, collective: str, reason: str) -> None:
+        self.rank, self.collective, self.reason = rank, collective, reason
+        super().__init__(f"{collective} on rank {rank} cannot meet the other ranks: {reason}")
+
+
+class InvalidCollectiveError(PortableError, ValueError):
+    """An argument of a collective is not usable."""
+
+    def __init__(self, argument: str, given: object, expected: str) -> None:
+        self.argument, self.given, self.expected = argument, given, expected
+        super().__init__(f"{argument}={given!r}, expected {expected}")
+
+
+class ProcessGroup(ABC):
+    """Collectives over all ranks of one group; every rank must call them in the same order."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank, self._world_size = rank, world_size
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank, 0 to `world_size - 1`."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks take part."""
+        return self._world_size
+
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
+        """Reduce `tensor` over the ranks, in place, and return it.
+
+        Raises:
+            InvalidCollectiveError: no tensor, or `op` is none of sum, mean, max, min, product.
+        """
+        _check_tensor(tensor)
+        if op not in _OPS:
+            raise InvalidCollectiveError("op", op, f"one of {', '.join(_OPS)}")
+        if self.world_size > 1:
+            self._all_reduce(tensor, op)
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's `tensor`, in rank order; shapes must agree. The results are copies."""
+        _check_tensor(tensor)
+        if self.world_size == 1:
+            return [tensor.detach().clone()]
+        return self._all_gather(tensor)
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Every rank's `value`, in rank order, as copies; anything that can be pickled."""
+        return [_copy_of(value)] if self.world_size == 1 else self._all_gather_object(value)
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
+        """Overwrite `tensor` with that of rank `source`, in place, and return it."""
+        _check_tensor(tensor)
+        if source not in range(self.world_size):
+            raise InvalidCollectiveError("source", source, f"a rank, 0 to {self.world_size - 1}")
+        if self.world_size > 1:
+            self._broadcast(tensor, source)
+        return tensor
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.world_size > 1:
+            self._barrier()
+
+    def destroy(self) -> None:
+        """Give back what the group holds; the next collective would set it up again."""
+        return
+
+    @abstractmethod
+    def _all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> None: ...
+
+    @abstractmethod
+    def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]: ...
+
+    @abstractmethod
+    def _all_gather_object(self, value: Any) -> list[Any]: ...
+
+    @abstractmethod
+    def _broadcast(self, tensor: torch.Tensor, source: int) -> None: ...
+
+    @abstractmethod
+    def _barrier(self) -> None: ...
+
+
+class LonelyProcessGroup(ProcessGroup):
+    """The group of a rank that runs alone: with more than one rank every collective raises."""
+
+    def __init__(self, rank: int, world_size: int, reason: str) -> None:
+        super().__init__(rank, world_size)
+        self._reason = reason
+
+    def _refuse(self, collective: str) -> CollectiveNotPossibleError:
+        return CollectiveNotPossibleError(self.rank, collective, self._reason)
+
+    def _all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> None:
+        raise self._refuse("all_reduce")
+
+    def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        raise self._refuse("all_gather")
+
+    def _all_gather_object(self, value: Any) -> list[Any]:
+        raise self._refuse("all_gather_object")
+
+    def _broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        raise self._refuse("broadcast")
+
+    def _barrier(self) -> None:
+        raise self._refuse("barrier")
+
+
+def by_torch(info: RankInfo) -> ProcessGroup:
+    """The group of a rank in a process of its own: torch.distributed, imported here and not before."""
+    from verl_dispatch.workers.torch_collectives import TorchProcessGroup
+
+    return TorchProcessGroup(info)
+
+
+def _check_tensor(value: object) -> None:
+    if not is_tensor(value):
+        raise InvalidCollectiveError("tensor", value, "a tensor; all_gather_object takes anything")
+
+
+def _copy_of(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value, protocol=5))

@@ -1,0 +1,239 @@
+"""Several roles in one worker; a call says which one by the pair (role, method), never by a joined name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from verl_protocol.errors import PortableError
+
+from verl_dispatch.errors import UnknownRoleError
+from verl_dispatch.methods.decorator import MAGIC_ATTR
+from verl_dispatch.modes import Dispatch
+from verl_dispatch.workers.site import WorkerSite, building, current_site
+from verl_dispatch.workers.worker import Worker
+
+__all__ = [
+    "AmbiguousDirectMethodError",
+    "ColocatedWorker",
+    "GroupViewError",
+    "InvalidRolesError",
+    "RoleClassError",
+    "RoleSpec",
+    "UnknownRoleError",
+    "create_colocated_worker_raw_cls",
+    "has_async_methods",
+]
+
+
+class InvalidRolesError(PortableError, ValueError, TypeError):
+    """Roles that cannot be made out, or cannot be what is asked of them."""
+
+    def __init__(self, given: object, expected: str, parameter: str = "class_dict") -> None:
+        self.given, self.expected, self.parameter = given, expected, parameter
+        super().__init__(f"{parameter}={given!r}, expected {expected}")
+
+
+class RoleClassError(PortableError, ValueError, TypeError):
+    """A role that is not of the class it is asked for with."""
+
+    def __init__(self, role: str, held: type, asked: object) -> None:
+        self.role, self.held, self.asked = role, held, asked
+        super().__init__(
+            f"role {role!r} is of class {held.__name__}, got cls={asked!r}, "
+            f"expected {held.__name__} or a class it derives from"
+        )
+
+
+class GroupViewError(PortableError, RuntimeError):
+    """A spawned view asked to end or restart the workers that it shares with others."""
+
+    def __init__(self, action: str, role: str, parent: str) -> None:
+        self.action, self.role, self.parent = action, role, parent
+        super().__init__(
+            f"{action}() on the view of role '{role}': its workers belong to group '{parent}', "
+            f"from which it was spawned; call {action}() there"
+        )
+
+
+class AmbiguousDirectMethodError(PortableError, ValueError):
+    """A direct call that more than one role could answer."""
+
+    def __init__(self, method: str, roles: tuple[str, ...]) -> None:
+        self.method, self.roles = method, roles
+        super().__init__(
+            f"method '{method}' is marked DIRECT_ROLLOUT_METHOD in the roles {', '.join(roles)}; "
+            "such methods are called without a role: keep the mark in one role only, or rename the method"
+        )
+
+
+@dataclass(frozen=True)
+class RoleSpec:
+    """One role: its name, its class and what the class is built with."""
+
+    name: str
+    cls: type
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class ColocatedWorker(Worker):
+    """One process that holds an instance of each role; made by `create_colocated_worker_raw_cls`."""
+
+    role_specs: ClassVar[tuple[RoleSpec, ...]] = ()
+    raw_cls_dict: ClassVar[dict[str, type]] = {}
+    is_fused_worker: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        siblings: dict[str, Any] = self.fused_worker_dict if self.is_fused_worker else {}
+        self.worker_dict: dict[str, Any] = {}
+        for spec in self.role_specs:
+            worker = self._build_role(spec, siblings if self.is_fused_worker else {})
+            self.worker_dict[spec.name] = worker
+            if self.is_fused_worker:
+                siblings[spec.name] = worker
+
+    def _build_role(self, spec: RoleSpec, siblings: dict[str, Any]) -> Any:
+        outer = current_site() or WorkerSite(self.rank_info)
+        with building(
+            self.rank_info,
+            outer.make_process_group,
+            sets_environment=outer.sets_environment,
+            fused_workers=siblings,
+        ):
+            try:
+                return spec.cls(*spec.args, **spec.kwargs)
+            except Exception as error:
+                error.add_note(f"while building role '{spec.name}'")
+                raise
+
+    def role_worker(self, role: str) -> Any:
+        """The user's object for one role.
+
+        Raises:
+            UnknownRoleError: no such role here.
+        """
+        try:
+            return self.worker_dict[role]
+        except KeyError:
+            known = {name: type(worker).__name__ for name, worker in self.worker_dict.items()}
+            raise UnknownRoleError(role, known) from None
+
+    def role_method(self, role: str, method: str) -> Callable[..., Any]:
+        """The bound method of one role's object."""
+        bound: Callable[..., Any] = getattr(self.role_worker(role), method)
+        return bound
+
+    def call_role(self, role: str, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call one role's method; an async method gives its coroutine."""
+        return self.role_method(role, method)(*args, **kwargs)
+
+    async def call_role_async(self, role: str, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call one role's method and wait for its value, whether the method is async or not."""
+        value = self.call_role(role, method, *args, **kwargs)
+        return await value if inspect.isawaitable(value) else value
+
+
+def create_colocated_worker_raw_cls(
+    class_dict: Mapping[str, Any], *, fused: bool = True
+) -> type[ColocatedWorker]:
+    """A class whose instance holds one instance of each role.
+
+    Args:
+        class_dict: role -> class, or object with `cls`, `args` and `kwargs` such as `ClassWithInitArgs`.
+        fused: the roles' objects share one `fused_worker_dict`, so that each can call the others.
+
+    Raises:
+        InvalidRolesError: `class_dict` is empty, or an entry is no class.
+    """
+    if not isinstance(class_dict, Mapping):
+        raise InvalidRolesError(class_dict, "a dict of role and class")
+    if not class_dict:
+        raise InvalidRolesError(class_dict, "at least one role")
+    if not all(map(_is_name, class_dict)):
+        raise InvalidRolesError(class_dict, "a name for each role")
+    specs = tuple(_role_spec(name, given) for name, given in class_dict.items())
+    prefix = "FusedWorker" if fused else "WorkerDict"
+    members = {
+        "role_specs": specs,
+        "raw_cls_dict": {spec.name: spec.cls for spec in specs},
+        "is_fused_worker": fused,
+        "__module__": __name__,
+        "__doc__": f"One process for the roles {', '.join(spec.name for spec in specs)}.",
+        **_direct_methods(specs),
+    }
+    return type("_".join([prefix, *(spec.name for spec in specs)]), (ColocatedWorker,), members)
+
+
+def has_async_methods(cls: type) -> bool:
+    """Whether the class, or a role of a colocated class, defines an async method."""
+    classes = cls.raw_cls_dict.values() if issubclass(cls, ColocatedWorker) and cls.raw_cls_dict else [cls]
+    return any(
+        inspect.iscoroutinefunction(member)
+        for each in classes
+        for name, member in inspect.getmembers(each, inspect.isfunction)
+        if not name.startswith("__")
+    )
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _role_spec(name: str, given: Any) -> RoleSpec:
+    if isinstance(given, type):
+        return RoleSpec(name, given, (), {})
+    cls = getattr(given, "cls", None)
+    if not isinstance(cls, type):
+        raise InvalidRolesError(
+            {name: given}, "a class, or an object with cls, args and kwargs, for each role"
+        )
+    return RoleSpec(name, cls, tuple(given.args), dict(given.kwargs))
+
+
+def _direct_methods(specs: tuple[RoleSpec, ...]) -> dict[str, Callable[..., Any]]:
+    """The methods that are called on the colocated class itself, without their role's name."""
+    owners: dict[str, list[str]] = {}
+    functions: dict[str, Callable[..., Any]] = {}
+    for spec in specs:
+        for name, function in _marked_direct(spec.cls):
+            owners.setdefault(name, []).append(spec.name)
+            functions[name] = function
+    return {name: _forward(tuple(roles), name, functions[name]) for name, roles in owners.items()}
+
+
+def _marked_direct(cls: type) -> Iterator[tuple[str, Callable[..., Any]]]:
+    for name, function in inspect.getmembers(cls, inspect.isfunction):
+        marks = getattr(function, MAGIC_ATTR, None)
+        if marks is not None and marks["dispatch_mode"] == Dispatch.DIRECT_ROLLOUT_METHOD:
+            yield name, function
+
+
+def _forward(roles: tuple[str, ...], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that passes the call to its role; async where the role's method is.
+
+    Roles of one class are common and mostly not called directly: several owners fail the call, not the class.
+    """
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def forward_async(self: ColocatedWorker, *args: Any, **kwargs: Any) -> Any:
+            return await self.call_role(_only(roles, name), name, *args, **kwargs)
+
+        return forward_async
+
+    @functools.wraps(function)
+    def forward(self: ColocatedWorker, *args: Any, **kwargs: Any) -> Any:
+        return self.call_role(_only(roles, name), name, *args, **kwargs)
+
+    return forward
+
+
+def _only(roles: tuple[str, ...], method: str) -> str:
+    if len(roles) > 1:
+        raise AmbiguousDirectMethodError(method, roles)
+    return roles[0]

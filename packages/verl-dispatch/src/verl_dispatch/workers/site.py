@@ -1,0 +1,82 @@
+"""The place that a backend prepares for a worker: who it is, and how it reaches the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_dispatch.workers.collectives import ProcessGroup, by_torch
+from verl_dispatch.workers.rank import MissingRankVariablesError, RankInfo
+
+
+@dataclass
+class WorkerSite:
+    """The place a backend prepares for one worker: its identity and how it reaches the other ranks.
+
+    The first `Worker` made there is the worker itself and takes the site; later ones are helpers inside it.
+    """
+
+    rank_info: RankInfo
+    make_process_group: Callable[[RankInfo], ProcessGroup] = by_torch
+    # Off where ranks share a process at the same time: the variables then speak for nobody.
+    sets_environment: bool = True
+    fused_workers: dict[str, Any] = field(default_factory=dict)
+    taken: bool = False
+
+
+_SITE: ContextVar[WorkerSite | None] = ContextVar("verl_dispatch_worker_site", default=None)
+
+
+def current_site() -> WorkerSite | None:
+    """The site of the worker that is being built or is running here, if a backend set one."""
+    return _SITE.get()
+
+
+@contextmanager
+def building(
+    rank_info: RankInfo,
+    make_process_group: Callable[[RankInfo], ProcessGroup] = by_torch,
+    *,
+    sets_environment: bool = True,
+    fused_workers: dict[str, Any] | None = None,
+) -> Iterator[WorkerSite]:
+    """Run a worker's constructor in this context: the first `Worker` made takes `rank_info`.
+
+    >>> from verl_dispatch import Worker
+    >>> with building(RankInfo(rank=2, world_size=4)):
+    ...     worker = Worker()
+    >>> worker.rank, worker.world_size
+    (2, 4)
+    """
+    siblings = {} if fused_workers is None else fused_workers
+    site = WorkerSite(rank_info, make_process_group, sets_environment, siblings)
+    token = _SITE.set(site)
+    try:
+        yield site
+    finally:
+        _SITE.reset(token)
+
+
+def enter_site(site: WorkerSite) -> Token[WorkerSite | None]:
+    """Say that a method of the worker at this site runs now, so that workers it makes know where they are."""
+    return _SITE.set(site)
+
+
+def leave_site(token: Token[WorkerSite | None]) -> None:
+    """Undo `enter_site`."""
+    _SITE.reset(token)
+
+
+def identity_of_new_worker(site: WorkerSite | None) -> RankInfo:
+    """Who a worker is that no backend builds: torchrun's variables, else the worker it is made in."""
+    if site is not None and not site.sets_environment:
+        return site.rank_info
+    try:
+        return RankInfo.from_environment()
+    except MissingRankVariablesError:
+        if site is None:
+            raise
+        return site.rank_info

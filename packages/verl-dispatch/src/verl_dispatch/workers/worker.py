@@ -1,0 +1,326 @@
+"""The base class of what users write: one worker of a group, which knows its rank and its meshes."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self, SupportsIndex, TypeVar
+
+from verl_protocol.errors import PortableError
+
+from verl_dispatch.errors import UnknownMeshError, UnknownRoleError
+from verl_dispatch.methods.decorator import register
+from verl_dispatch.modes import Dispatch, Execute
+from verl_dispatch.workers.collectives import ProcessGroup, by_torch
+from verl_dispatch.workers.rank import RankInfo, free_port, node_address
+from verl_dispatch.workers.site import current_site, identity_of_new_worker
+
+__all__ = ["MeshAlreadyRegisteredError", "MeshEntriesError", "MeshEntryError", "Worker", "WorkerMeshes"]
+
+
+# --- The meshes one worker belongs to: its data-parallel rank in each, and whether it answers for that
+#     rank
+
+
+class MeshAlreadyRegisteredError(PortableError, ValueError):
+    """A worker registers the same mesh name twice."""
+
+    def __init__(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
+        self.mesh_name, self.dp_rank, self.is_collect = mesh_name, dp_rank, is_collect
+        super().__init__(
+            f"mesh '{mesh_name}' is already registered on this worker, with dp rank {dp_rank} and "
+            f"collect={is_collect}; register each mesh once, or use another name"
+        )
+
+
+class MeshEntryError(PortableError, TypeError):
+    """What a worker says about its place in a mesh is not of the kind it should be."""
+
+    def __init__(self, mesh_name: object, what: str, given: object, expected: str) -> None:
+        self.mesh_name, self.what, self.given, self.expected = mesh_name, what, given, expected
+        super().__init__(f"mesh {mesh_name!r}: {what} is {given!r}, expected {expected}")
+
+
+class MeshEntriesError(PortableError, ValueError):
+    """`dispatch_dp_rank` and `collect_dp_rank` speak of different meshes."""
+
+    def __init__(self, dispatch_names: tuple[str, ...], collect_names: tuple[str, ...]) -> None:
+        self.dispatch_names, self.collect_names = dispatch_names, collect_names
+        super().__init__(
+            "dispatch_dp_rank and collect_dp_rank must name the same meshes, at least one; "
+            f"given {sorted(dispatch_names)} and {sorted(collect_names)}"
+        )
+
+
+class WorkerMeshes:
+    """A small table: mesh name -> (dp rank, whether this worker answers for it)."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, tuple[int, bool]] = {}
+
+    def add(self, mesh_name: str, dp_rank: SupportsIndex, is_collect: object) -> None:
+        """Register one mesh.
+
+        Raises:
+            MeshAlreadyRegisteredError: the name is taken.
+            MeshEntryError: `dp_rank` is no whole number, or `is_collect` neither true nor false.
+        """
+        self.add_all({mesh_name: dp_rank}, {mesh_name: is_collect})
+
+    def add_all(self, dp_ranks: Mapping[str, SupportsIndex], collects: Mapping[str, object]) -> None:
+        """Register several meshes, or none of them if one is refused."""
+        if not dp_ranks or set(dp_ranks) != set(collects):
+            raise MeshEntriesError(tuple(dp_ranks), tuple(collects))
+        for name in dp_ranks:
+            if name in self._entries:
+                raise MeshAlreadyRegisteredError(name, *self._entries[name])
+        self._entries |= {name: _entry(name, rank, collects[name]) for name, rank in dp_ranks.items()}
+
+    def dp_rank(self, mesh_name: str) -> int:
+        """The data-parallel rank in one mesh; UnknownMeshError lists the known ones."""
+        return self._entry(mesh_name)[0]
+
+    def is_collect(self, mesh_name: str) -> bool:
+        """Whether this worker answers for its data-parallel rank in one mesh."""
+        return self._entry(mesh_name)[1]
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """All meshes in the form that `Worker.set_dispatch_collect` takes."""
+        return {
+            "dispatch_dp_rank": {name: rank for name, (rank, _) in self._entries.items()},
+            "collect_dp_rank": {name: collect for name, (_, collect) in self._entries.items()},
+        }
+
+    def _entry(self, mesh_name: str) -> tuple[int, bool]:
+        try:
+            return self._entries[mesh_name]
+        except KeyError:
+            raise UnknownMeshError(mesh_name, self._entries) from None
+
+
+def _entry(name: object, dp_rank: Any, is_collect: Any) -> tuple[int, bool]:
+    if not isinstance(name, str) or not name:
+        raise MeshEntryError(name, "its name", name, "a text")
+    # A scalar of numpy or torch stands for the value in it.
+    rank, collect = (each.item() if hasattr(each, "item") else each for each in (dp_rank, is_collect))
+    if isinstance(rank, bool) or not hasattr(rank, "__index__"):
+        raise MeshEntryError(name, "dp_rank", dp_rank, "a whole number")
+    # A text such as "False" would count as true.
+    if not isinstance(collect, int) or collect not in (0, 1):
+        raise MeshEntryError(name, "is_collect", is_collect, "True or False")
+    return operator.index(rank), bool(collect)
+
+
+# --------------------------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass
+class _Place:
+    """What a worker holds for its group, out of the way of the user's own attributes."""
+
+    rank_info: RankInfo | None = None
+    make_process_group: Callable[[RankInfo], ProcessGroup] = by_torch
+    process_group: ProcessGroup | None = None
+    meshes: WorkerMeshes = field(default_factory=WorkerMeshes)
+
+    def known_rank_info(self) -> RankInfo:
+        if self.rank_info is None:
+            site = current_site()
+            self.rank_info = identity_of_new_worker(site)
+            # A helper that stands where its worker stands reaches the other ranks the same way.
+            if site is not None and site.rank_info.same_rank(self.rank_info):
+                self.make_process_group = site.make_process_group
+        return self.rank_info
+
+    def known_process_group(self) -> ProcessGroup:
+        if self.process_group is None:
+            info = self.known_rank_info()
+            self.process_group = self.make_process_group(info)
+        return self.process_group
+
+
+class Worker:
+    """One process's share of the work; subclass it and mark methods with `@register`.
+
+    Inside a group the group says who the worker is, even where a subclass never calls this constructor.
+    Outside a group, or made inside another worker, it reads the variables that torchrun sets.
+
+    Args:
+        cuda_visible_devices: sets `CUDA_VISIBLE_DEVICES` for this process.
+
+    Raises:
+        MissingRankVariablesError: outside a group, where RANK or WORLD_SIZE is not set.
+    """
+
+    fused_worker_dict: dict[str, Any]
+    __place: _Place
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Take the identity that the backend has prepared, before any constructor of the user runs."""
+        self = super().__new__(cls)
+        site = current_site()
+        if site is not None and not site.taken:
+            site.taken = True
+            place = _Place(site.rank_info, site.make_process_group)
+            siblings = site.fused_workers
+        else:
+            place, siblings = _Place(), {}
+        # Past any __setattr__ of the user's, which may count on a constructor that has not run yet.
+        object.__setattr__(self, "_Worker__place", place)
+        object.__setattr__(self, "fused_worker_dict", siblings)
+        return self
+
+    def __init__(self, cuda_visible_devices: str | None = None) -> None:
+        self.__place.known_rank_info()
+        if cuda_visible_devices is not None:
+            os.environ[VISIBLE_DEVICES] = str(cuda_visible_devices)
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank, 0 to `world_size - 1`."""
+        return self.__place.known_rank_info().rank
+
+    @property
+    def world_size(self) -> int:
+        """How many workers the group has."""
+        return self.__place.known_rank_info().world_size
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's rank among those on its node; not a device index."""
+        return self.__place.known_rank_info().local_rank
+
+    @property
+    def local_world_size(self) -> int:
+        """How many workers of the group share this worker's node."""
+        return self.__place.known_rank_info().local_world_size
+
+    @property
+    def rank_info(self) -> RankInfo:
+        """All that this worker knows about its place in the group."""
+        return self.__place.known_rank_info()
+
+    _rank = rank
+    _world_size = world_size
+
+    def process_group(self) -> ProcessGroup:
+        """Collectives over the ranks of this worker's group: all_reduce, all_gather, broadcast, barrier.
+
+        Under torchrun and on a cluster it is torch.distributed, joined at the first collective (gloo on CPU,
+        nccl on GPU). In an in-process group it is a rendezvous of threads; where ranks run one by one
+        a collective raises.
+        """
+        return self.__place.known_process_group()
+
+    def get_master_addr_port(self) -> tuple[str | None, str | None]:
+        """The address and port where the ranks of this group meet for torch.distributed."""
+        info = self.__place.known_rank_info()
+        return info.master_addr, info.master_port
+
+    def get_available_master_addr_port(self) -> tuple[str, str]:
+        """This node's address and a port that is free on it now."""
+        address = node_address()
+        return address, str(free_port(address))
+
+    def get_cuda_visible_devices(self) -> str:
+        """The process's `CUDA_VISIBLE_DEVICES`, or "not set"."""
+        return os.environ.get(VISIBLE_DEVICES, "not set")
+
+    @classmethod
+    def env_keys(cls) -> list[str]:
+        """The environment variables that tell a worker its place."""
+        return [
+            "WORLD_SIZE",
+            "RANK",
+            "LOCAL_WORLD_SIZE",
+            "LOCAL_RANK",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            VISIBLE_DEVICES,
+        ]
+
+    def get_fused_worker_by_name(self, worker_name: str) -> Any:
+        """The worker of another role in this process; in a constructor, of a role that was built before.
+
+        Raises:
+            UnknownRoleError: no such role here. `fused_worker_dict.get(name)` asks without an error.
+        """
+        try:
+            return self.fused_worker_dict[worker_name]
+        except KeyError:
+            known = {name: type(worker).__name__ for name, worker in self.fused_worker_dict.items()}
+            raise UnknownRoleError(worker_name, known) from None
+
+    def _register_dispatch_collect_info(
+        self, mesh_name: str, dp_rank: SupportsIndex, is_collect: bool
+    ) -> None:
+        """Say which data-parallel rank this worker has in a mesh, and whether it answers for it.
+
+        Raises:
+            MeshAlreadyRegisteredError: this worker has registered the mesh before.
+            MeshEntryError: no name, no whole number, or neither True nor False.
+        """
+        self.__place.meshes.add(mesh_name, dp_rank, is_collect)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def _query_dispatch_info(self, mesh_name: str) -> int:
+        """The data-parallel rank of this worker in a mesh."""
+        return self.__place.meshes.dp_rank(mesh_name)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def _query_collect_info(self, mesh_name: str) -> bool:
+        """Whether this worker answers for its data-parallel rank in a mesh."""
+        return self.__place.meshes.is_collect(mesh_name)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def query_collect_info(self, mesh_name: str) -> bool:
+        """Whether this worker answers for its data-parallel rank in a mesh."""
+        return self.__place.meshes.is_collect(mesh_name)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def get_dispatch_collect(self) -> dict[str, dict[str, Any]]:
+        """All meshes of this worker: `{"dispatch_dp_rank": {mesh: int}, "collect_dp_rank": {mesh: bool}}`."""
+        return self.__place.meshes.as_dict()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def set_dispatch_collect(
+        self,
+        mesh_name: str,
+        dispatch_dp_rank: Mapping[str, SupportsIndex],
+        collect_dp_rank: Mapping[str, bool],
+    ) -> None:
+        """Take over the meshes of a worker that this one wraps, as its `get_dispatch_collect` gives them.
+
+        A single mesh is known here as `mesh_name`, whatever its name there. Of several each keeps its name.
+
+        Raises:
+            MeshAlreadyRegisteredError: this worker has a mesh of that name.
+            MeshEntriesError: the two dicts do not name the same meshes.
+        """
+        if len(dispatch_dp_rank) == 1 and set(dispatch_dp_rank) == set(collect_dp_rank):
+            [dp_rank], [is_collect] = dispatch_dp_rank.values(), collect_dp_rank.values()
+            self.__place.meshes.add(mesh_name, dp_rank, is_collect)
+        else:
+            self.__place.meshes.add_all(dispatch_dp_rank, collect_dp_rank)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
+    def execute_with_func_generator(self, func: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run `func(worker, *args, **kwargs)` on every worker, with the batches split over them."""
+        return func(self, *args, **kwargs)
+
+    @register(dispatch_mode=Dispatch.ALL_TO_ALL, execute_mode=Execute.RANK_ZERO)
+    def execute_func_rank_zero(self, func: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run `func(*args, **kwargs)` on rank 0 and return its value."""
+        return func(*args, **kwargs)
+
+
+# What help() and editors show for the class is what its constructor takes.
+Worker.__new__.__dict__["__signature__"] = inspect.signature(Worker.__init__)

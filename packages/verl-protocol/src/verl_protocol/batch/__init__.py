@@ -1,0 +1,1 @@
+"""The batch: its state, rows, columns, padding and joining."""

@@ -1,0 +1,269 @@
+"""What a batch can do with its columns: find, describe, select, rename and move them."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from verl_protocol.arguments import flag
+from verl_protocol.batch import describe
+from verl_protocol.batch.row_ops import BatchRows
+from verl_protocol.columns import objects, ops
+from verl_protocol.columns.checks import Keys, key_list
+from verl_protocol.errors import (
+    DeviceNameError,
+    KeyListError,
+    RenameCollisionError,
+    UnknownKeyError,
+)
+from verl_protocol.kinds import is_tensordict
+
+if TYPE_CHECKING:
+    from verl_protocol.batch.state import BatchState
+
+
+# --- Columns taken out, taken along or renamed ------------------------------------------------------------
+
+
+S = TypeVar("S", bound="BatchState")
+
+
+TENSOR, NON_TENSOR, META = "tensor column", "non-tensor column", "meta_info key"
+
+
+def pick(source: Mapping[str, Any], keys: Keys, kind: str, missing_ok: bool = False) -> dict[str, Any]:
+    """The entries of `source` under `keys`.
+
+    Raises:
+        UnknownKeyError: a key that is not there.
+    """
+    wanted = key_list(keys)
+    missing = [key for key in wanted if key not in source]
+    if missing and not missing_ok:
+        raise UnknownKeyError(missing, kind, source)
+    return {key: source[key] for key in wanted if key in source}
+
+
+def select(data: S, batch: Keys, non_tensors: Keys, meta: Keys, deepcopy: bool, missing_ok: bool) -> S:
+    """A batch of some of the columns; None stands for all."""
+    deepcopy, missing_ok = flag("deepcopy", deepcopy), flag("missing_ok", missing_ok)
+    sources: list[Mapping[str, Any]] = [data._columns(), data.non_tensor_batch, data.meta_info]
+    wanted = zip(sources, (batch, non_tensors, meta), (TENSOR, NON_TENSOR, META), strict=True)
+    picked = [
+        dict(source) if keys is None else pick(source, keys, kind, missing_ok)
+        for source, keys, kind in wanted
+    ]
+    chosen = data._with(picked[0] if data._has_batch() else None, data._checked_rows(), picked[1], picked[2])
+    return copy.deepcopy(chosen) if deepcopy else chosen
+
+
+def pop(data: S, batch: Keys, non_tensors: Keys, meta: Keys) -> S:
+    """Take the named columns out of `data` and return them as a batch of their own."""
+    tensors = pick(data._columns(), batch, TENSOR)
+    arrays = pick(data.non_tensor_batch, non_tensors, NON_TENSOR)
+    infos = pick(data.meta_info, meta, META)
+    taken = data._with(tensors if tensors else None, data._checked_rows(), arrays, infos)
+    rest = {key: column for key, column in data._columns().items() if key not in tensors}
+    data._replace(
+        rest, _without(data.non_tensor_batch, arrays), _without(data.meta_info, infos), data._row_count()
+    )
+    return taken
+
+
+def _without(source: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in source.items() if key not in taken}
+
+
+def rename(data: S, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> S:
+    """Rename columns of either kind, all at once, so that names may be swapped."""
+    old, new = key_list(old_keys), key_list(new_keys)
+    if len(old) != len(new) or len(old) != _count(old_keys) or len(new) != _count(new_keys):
+        raise KeyListError(old_keys, new_keys)
+    tensors, arrays = data._columns(), data.non_tensor_batch
+    known = [*tensors, *arrays]
+    if missing := [key for key in old if key not in known]:
+        raise UnknownKeyError(missing, "column", known)
+    if taken := [key for key in new if key in known and key not in old]:
+        raise RenameCollisionError(taken)
+    names = dict(zip(old, new, strict=True))
+    data._replace(_renamed(tensors, names), _renamed(arrays, names), data.meta_info, data._checked_rows())
+    return data
+
+
+def _count(keys: str | Sequence[str] | None) -> int:
+    return 0 if keys is None else 1 if isinstance(keys, str) else len(keys)
+
+
+def _renamed(columns: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(key, key): column for key, column in columns.items()}
+
+
+# --- Batches moved to a device ----------------------------------------------------------------------------
+
+
+def to_device(data: S, device: torch.device | str | int, objects: bool) -> S:
+    """Move the columns of `data` itself; with `objects` the tensors inside object columns as well.
+
+    Copies are finished when this returns: nothing is copied in the background.
+    """
+    objects = flag("objects", objects)
+    target = torch.empty(0, device=_known_device(device)).device
+    columns = data._columns()
+    tensors = ops.keep_shared(
+        ops.sharing(columns), {key: column.to(target) for key, column in columns.items()}
+    )
+    arrays = data.non_tensor_batch
+    memo: dict[int, Any] = {}
+    if objects:
+        arrays = {key: _moved_column(column, target, memo) for key, column in arrays.items()}
+    count, has_batch = data._row_count(), data._has_batch()
+    data._set_columns(tensors if has_batch else None, count, target if has_batch else None)
+    data.non_tensor_batch = dict(arrays)
+    return data
+
+
+def _known_device(device: Any) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise DeviceNameError(device, str(error).split(":")[0]) from None
+
+
+def _moved_column(column: NDArray[Any], device: torch.device, memo: dict[int, Any]) -> NDArray[Any]:
+    if column.dtype != object:
+        return column
+    moved = objects.object_column([_moved(item, device, memo) for item in column.ravel().tolist()])
+    return moved.reshape(column.shape)
+
+
+def _moved(value: Any, device: torch.device, memo: dict[int, Any]) -> Any:
+    """`value` with all tensors in it on `device`; what several rows share they still share."""
+    if id(value) not in memo:
+        # The value itself is kept beside its copy, so that its id is not given to another object meanwhile.
+        memo[id(value)] = (value, _moved_parts(value, device, memo))
+    return memo[id(value)][1]
+
+
+def _moved_parts(value: Any, device: torch.device, memo: dict[int, Any]) -> Any:
+    if isinstance(value, torch.Tensor) or is_tensordict(value):
+        return value.to(device)
+    if type(value) is dict:
+        return {key: _moved(item, device, memo) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_moved(item, device, memo) for item in value)
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return _moved_column(value, device, memo)
+    return value
+
+
+# --------------------------------------------------------------------------------------------------------
+
+
+class BatchColumns(BatchRows):
+    """The column operations of `DataProto`."""
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.non_tensor_batch or key in self._columns()
+
+    def __repr__(self) -> str:
+        return describe.describe(self)
+
+    def tensor(self, key: str) -> torch.Tensor:
+        """The tensor column `key`.
+
+        Raises:
+            UnknownKeyError: there is no such tensor column.
+        """
+        tensors = self._columns()
+        if key not in tensors:
+            raise UnknownKeyError([key], TENSOR, tensors)
+        return tensors[key]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensor columns by key, in order; a new dict of the columns themselves, not of copies.
+
+        Cheaper than `.batch`, which builds a TensorDict.
+        """
+        return self._columns()
+
+    def column(self, key: str) -> NDArray[Any]:
+        """The non-tensor column `key`.
+
+        Raises:
+            UnknownKeyError: there is no such non-tensor column.
+        """
+        if key not in self.non_tensor_batch:
+            raise UnknownKeyError([key], NON_TENSOR, self.non_tensor_batch)
+        return self.non_tensor_batch[key]
+
+    def nbytes(self) -> int:
+        """Bytes of all tensors and arrays, inside objects too; an object that rows share counts once."""
+        from verl_protocol.wire import nbytes_of
+
+        return nbytes_of(self)
+
+    def unique_nbytes(self) -> int:
+        """Bytes of memory behind the batch: as `nbytes`, but columns that share a storage count once."""
+        return describe.storage_nbytes([self._columns(), self.non_tensor_batch, self.meta_info])
+
+    def print_size(self, prefix: str = "") -> None:
+        """Print on one line how much memory tensors and non-tensor columns take."""
+        sys.stdout.write(describe.size_line(self, prefix) + "\n")
+
+    def get_data_info(self) -> str:
+        """All columns and meta_info entries with their types, one a line."""
+        return describe.data_info(self)
+
+    def select(
+        self,
+        batch_keys: Keys = None,
+        non_tensor_batch_keys: Keys = None,
+        meta_info_keys: Keys = None,
+        deepcopy: bool = False,
+        *,
+        missing_ok: bool = False,
+    ) -> Self:
+        """A batch of some columns and meta_info keys; None takes all of that kind.
+
+        Args:
+            deepcopy: copy tensors, arrays and meta_info instead of sharing them.
+            missing_ok: leave out unknown keys instead of raising.
+
+        Raises:
+            UnknownKeyError: a key that is not there.
+        """
+        return select(self, batch_keys, non_tensor_batch_keys, meta_info_keys, deepcopy, missing_ok)
+
+    def pop(
+        self, batch_keys: Keys = None, non_tensor_batch_keys: Keys = None, meta_info_keys: Keys = None
+    ) -> Self:
+        """Take columns and meta_info keys out of this batch and return them as another one.
+
+        Raises:
+            UnknownKeyError: a key that is not there; then nothing is taken.
+        """
+        return pop(self, batch_keys, non_tensor_batch_keys, meta_info_keys)
+
+    def rename(self, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> Self:
+        """Rename columns of this batch, all at once, and return it; names may be swapped.
+
+        Raises:
+            UnknownKeyError: an old name that is not there.
+            RenameCollisionError: a new name that another column has.
+            KeyListError: not one new name for each old one.
+        """
+        return rename(self, old_keys, new_keys)
+
+    def to(self, device: torch.device | str | int, *, objects: bool = False) -> Self:
+        """Move this batch to a device and return it; all copies are finished by then.
+
+        Args:
+            objects: move tensors inside object columns too.
+        """
+        return to_device(self, device, objects)

@@ -1,0 +1,142 @@
+"""What a batch looks like and how large it is."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from verl_protocol.columns import jagged
+from verl_protocol.errors import short
+from verl_protocol.kinds import is_jagged, is_tensordict
+
+if TYPE_CHECKING:
+    from verl_protocol.batch.state import BatchState
+
+
+MOST_LINES = 40
+"""A repr shows so many columns and says how many more there are."""
+
+GIB = 1024**3
+
+
+def describe_column(column: Any) -> str:
+    """Dtype, shape and device of a column, on one line."""
+    if isinstance(column, np.ndarray):
+        return f"{column.dtype}{list(column.shape)}"
+    if is_jagged(column):
+        dim = jagged.ragged_dim(column)
+        shape = ["*" if at == dim else int(size) for at, size in enumerate(_sizes(column))]
+        return f"{_dtype(column)}[{', '.join(map(str, shape))}] jagged on {column.device}"
+    if isinstance(column, torch.Tensor):
+        return f"{_dtype(column)}{list(column.shape)} on {column.device}"
+    if is_tensordict(column):
+        return f"TensorDict with {sorted(map(str, column.keys()))}"
+    return type(column).__name__
+
+
+def _sizes(column: torch.Tensor) -> list[int]:
+    parts = jagged.jagged_parts(column)
+    return [jagged.num_jagged_rows(column), *parts.values.shape]
+
+
+def _dtype(column: torch.Tensor) -> str:
+    return str(column.dtype).removeprefix("torch.")
+
+
+def describe(data: BatchState) -> str:
+    """A bounded repr: rows, columns with shape, dtype and device, the keys of meta_info."""
+    columns = {**data._columns(), **data.non_tensor_batch}
+    rows = data._row_count()
+    head = f"{type(data).__name__}({rows} row{'' if rows == 1 else 's'}"
+    return "\n".join([head, *_lines({key: describe_column(column) for key, column in columns.items()}, data)])
+
+
+def describe_item(item: BatchState) -> str:
+    """A bounded repr of one row: tensors with shape, dtype and device, objects as far as they are short."""
+    tensors = {key: describe_column(tensor) for key, tensor in item._columns().items()}
+    objects = {key: short(value) for key, value in item.non_tensor_batch.items()}
+    return "\n".join([f"{type(item).__name__}(", *_lines({**tensors, **objects}, item)])
+
+
+def _lines(described: Mapping[str, str], data: BatchState) -> Iterator[str]:
+    yield from (f"  {key}: {text}" for key, text in list(described.items())[:MOST_LINES])
+    if len(described) > MOST_LINES:
+        yield f"  ... and {len(described) - MOST_LINES} more columns"
+    yield f"  meta_info: {reprlib.repr(data.meta_info)})"
+
+
+def data_info(data: BatchState) -> str:
+    """Every column and every entry of meta_info with its type, one a line."""
+    sections = {
+        "batch": {key: describe_column(column) for key, column in data._columns().items()},
+        "non_tensor_batch": {key: _describe_array(column) for key, column in data.non_tensor_batch.items()},
+        "meta_info": {key: f"{type(value).__name__} {short(value)}" for key, value in data.meta_info.items()},
+    }
+    return "\n".join(line for name, entries in sections.items() for line in _section(name, entries))
+
+
+def _section(name: str, entries: Mapping[str, str]) -> Iterator[str]:
+    yield f"{name}:" + ("" if entries else " none")
+    yield from (f"  {key}: {text}" for key, text in entries.items())
+
+
+def _describe_array(column: NDArray[Any]) -> str:
+    held = (
+        sorted({type(item).__name__ for item in column.ravel()[:100].tolist()})
+        if column.dtype == object
+        else []
+    )
+    return describe_column(column) + (f" of {', '.join(held)}" if held else "")
+
+
+def size_line(data: BatchState, prefix: str) -> str:
+    """How much memory tensors and arrays take, on one line."""
+    from verl_protocol.wire import nbytes_of
+
+    tensors, arrays = nbytes_of(data._columns()), nbytes_of(data.non_tensor_batch)
+    sizes = f"Size of tensordict: {tensors / GIB} GB, size of non_tensor_batch: {arrays / GIB} GB"
+    return f"{prefix}, {sizes}" if prefix else sizes
+
+
+def storage_nbytes(value: Any) -> int:
+    """Bytes of memory behind all tensors and arrays of a batch, each storage once."""
+    return sum(dict(_storages(value, set())).values())
+
+
+def _storages(value: Any, seen: set[int]) -> Iterator[tuple[object, int]]:
+    """The identity and size of each storage reachable from `value`; those met twice come twice."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield from _tensor_storages(value)
+    elif isinstance(value, np.ndarray):
+        base = value
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        yield id(base), 0 if base.dtype == object else base.nbytes
+        if value.dtype == object:
+            for item in value.ravel().tolist():
+                yield from _storages(item, seen)
+    elif isinstance(value, Mapping) or is_tensordict(value):
+        for item in value.values():
+            yield from _storages(item, seen)
+    elif isinstance(value, (list, tuple, set)):
+        for item in value:
+            yield from _storages(item, seen)
+
+
+def _tensor_storages(tensor: torch.Tensor) -> Iterator[tuple[object, int]]:
+    if is_jagged(tensor):
+        parts = jagged.jagged_parts(tensor)
+        for piece in (parts.values, parts.offsets, parts.lengths):
+            if piece is not None:
+                yield from _tensor_storages(piece)
+        return
+    storage = tensor.untyped_storage()
+    yield (storage._cdata, str(tensor.device)), storage.nbytes()

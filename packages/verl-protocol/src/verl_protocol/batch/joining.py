@@ -1,0 +1,200 @@
+"""Batches put together: `concat` adds rows, `union` adds columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from verl_protocol.batch.metadata import MergeRule, copy_meta, merge_meta
+from verl_protocol.columns import ops
+from verl_protocol.columns.checks import Part, check_devices, check_schema
+from verl_protocol.columns.equality import columns_equal, equal, first_difference
+from verl_protocol.errors import (
+    KeyCollisionError,
+    MetaConflictError,
+    MissingColumnsError,
+    NothingToConcatError,
+    PadValueError,
+    UnionRowsError,
+    UnionValueError,
+)
+
+if TYPE_CHECKING:
+    from verl_protocol.batch.proto import DataProto
+
+
+D = TypeVar("D", bound="DataProto")
+
+Side = Literal["left", "right"]
+
+
+def concat(
+    parts: Sequence[D],
+    merge: Mapping[str, MergeRule] | None,
+    pad: Mapping[str, float] | None,
+    pad_side: Side,
+) -> D:
+    """The rows of all parts, one part after the other."""
+    if not parts:
+        raise NothingToConcatError
+    counts = [part._checked_rows() for part in parts]
+    full = [(place, part) for place, part in enumerate(parts) if counts[place] or _has_columns(part)]
+    full = full or [(0, parts[0])]
+    tensors = _concat_tensors([(place, part, part._columns()) for place, part in full], pad or {}, pad_side)
+    arrays: list[Part] = [(place, part.non_tensor_batch) for place, part in full]
+    check_schema(arrays, "non-tensor columns")
+    meta = merge_meta([part.meta_info for part in parts], merge)
+    non_tensors = ops.concat_all([columns for _, columns in arrays])
+    made = full[0][1]._with(tensors, sum(counts), non_tensors, meta)
+    made._auto_padding = any(part._auto_padding for part in parts)
+    made._pad_mask = _joined_masks(parts, counts)
+    return made
+
+
+def _has_columns(part: DataProto) -> bool:
+    return bool(part.non_tensor_batch) or bool(part._columns())
+
+
+def _concat_tensors(
+    parts: Sequence[tuple[int, DataProto, dict[str, torch.Tensor]]], pad: Mapping[str, float], side: Side
+) -> dict[str, torch.Tensor] | None:
+    columns: list[Part] = [(place, tensors) for place, _, tensors in parts]
+    check_schema(columns, "tensor columns", frozenset(pad))
+    if missing := [key for key in pad if key not in columns[0][1]]:
+        raise MissingColumnsError("tensor columns", {"pad": missing, 0: sorted(columns[0][1])})
+    for key, value in pad.items():
+        _check_pad(key, [tensors[key] for _, tensors in columns], value, side)
+    if not any(part._has_batch() for _, part, _ in parts):
+        return None
+    widths = _widths(columns, pad)
+    return ops.concat_all([_widened(tensors, widths, pad, side) for _, tensors in columns])
+
+
+def _check_pad(key: str, column: Sequence[Any], value: Any, side: Any) -> None:
+    """Check that a column can be widened, and that its dtype can hold the value that it is widened with."""
+    if any(not isinstance(part, torch.Tensor) or part.is_nested for part in column):
+        raise PadValueError(key, "only dense tensor columns have a width; jagged ones need no padding")
+    if not isinstance(value, (int, float)):
+        raise PadValueError(key, f"the value must be a number, got {value!r}")
+    if not _holds(column[0].dtype, value):
+        raise PadValueError(key, f"{str(column[0].dtype).removeprefix('torch.')} cannot hold {value!r}")
+    if side not in ("left", "right"):
+        raise PadValueError(key, f"pad_side must be 'left' or 'right', got {side!r}")
+
+
+def _holds(dtype: torch.dtype, value: float) -> bool:
+    """Whether a tensor of this dtype can hold the number, rounded at most."""
+    try:
+        held = torch.full((), value, dtype=dtype).item()
+    except (RuntimeError, TypeError, ValueError, OverflowError):
+        return False
+    return dtype.is_floating_point or dtype.is_complex or held == value
+
+
+def _widths(parts: Sequence[Part], pad: Mapping[str, float]) -> dict[str, tuple[int, ...]]:
+    """The greatest size of every dimension but the first, for each column that is padded."""
+    shapes = {key: [tuple(columns[key].shape[1:]) for _, columns in parts] for key in pad}
+    return {key: tuple(max(sizes) for sizes in zip(*found, strict=True)) for key, found in shapes.items()}
+
+
+def _widened(
+    tensors: Mapping[str, torch.Tensor],
+    widths: Mapping[str, tuple[int, ...]],
+    pad: Mapping[str, float],
+    side: Side,
+) -> Mapping[str, torch.Tensor]:
+    if not widths:
+        return tensors
+    wider = {key: _widen(tensors[key], width, pad[key], side) for key, width in widths.items()}
+    return {**tensors, **wider}
+
+
+def _widen(column: torch.Tensor, width: tuple[int, ...], value: float, side: Side) -> torch.Tensor:
+    if tuple(column.shape[1:]) == width:
+        return column
+    wide = column.new_full((column.shape[0], *width), value)
+    spans = [
+        slice(total - size, total) if side == "left" else slice(size)
+        for size, total in zip(column.shape[1:], width, strict=True)
+    ]
+    wide[(slice(None), *spans)] = column
+    return wide
+
+
+def _joined_masks(parts: Sequence[DataProto], counts: Sequence[int]) -> torch.Tensor | None:
+    masks = [part._pad_mask for part in parts]
+    if all(mask is None for mask in masks):
+        return None
+    full = zip(masks, counts, strict=True)
+    return torch.cat([torch.zeros(count, dtype=torch.bool) if mask is None else mask for mask, count in full])
+
+
+def union(data: D, other: DataProto) -> D:
+    """Add the columns and meta_info of `other` to `data`, which has the same rows."""
+    tensors, added = data._columns(), other._columns()
+    _check_union_rows(data, other)
+    for first, second in ((tensors, other.non_tensor_batch), (data.non_tensor_batch, added)):
+        if common := sorted(set(first) & set(second)):
+            raise KeyCollisionError(common, "a tensor column and a non-tensor column")
+    check_devices({**added, **tensors})
+    _check_same(tensors, added)
+    _check_same(data.non_tensor_batch, other.non_tensor_batch)
+    meta = union_meta(data.meta_info, other.meta_info)
+    count = max(data._row_count(), other._row_count())
+    arrays = {**data.non_tensor_batch, **_new(data.non_tensor_batch, other.non_tensor_batch)}
+    if not data._has_batch() and other._has_batch():
+        data._set_columns({}, count, other._batch_device())
+    data._replace({**tensors, **_new(tensors, added)}, arrays, meta, count)
+    data._auto_padding = data._auto_padding or other._auto_padding
+    data._pad_mask = other._pad_mask if data._pad_mask is None else data._pad_mask
+    return data
+
+
+def _new(held: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in added.items() if key not in held}
+
+
+def _check_union_rows(data: DataProto, other: DataProto) -> None:
+    first, second = data._checked_rows(), other._checked_rows()
+    both_have_rows = (data._has_batch() or _has_columns(data)) and (other._has_batch() or _has_columns(other))
+    if both_have_rows and first != second:
+        raise UnionRowsError(first, second)
+
+
+def _check_same(held: Mapping[str, Any], added: Mapping[str, Any]) -> None:
+    for key in held:
+        if key in added and not columns_equal(held[key], added[key]):
+            row = first_difference(held[key], added[key])
+            raise UnionValueError(key, row, held[key], added[key])
+
+
+def union_meta(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of both; a key in both must have equal values.
+
+    Raises:
+        MetaConflictError: a key has different values.
+    """
+    for key, value in second.items():
+        if key in first and not equal(first[key], value):
+            raise MetaConflictError(key, {"this batch": first[key], "the other": value})
+    return copy_meta({**first, **_new(first, second)})
+
+
+def union_numpy_dict(
+    tensor_dict1: dict[str, NDArray[Any]], tensor_dict2: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Add the arrays of the second dict to the first and return the first; keys in both must be equal.
+
+    Raises:
+        UnionValueError: a key has different rows; the first dict is then as it was.
+    """
+    for key, value in tensor_dict2.items():
+        if not isinstance(value, np.ndarray):
+            raise TypeError(f"{key!r} must be an array, got {type(value).__name__}")
+    _check_same(tensor_dict1, tensor_dict2)
+    tensor_dict1.update(_new(tensor_dict1, tensor_dict2))
+    return tensor_dict1

@@ -1,0 +1,218 @@
+"""meta_info and metrics: copying them, joining those of several parts, reducing metrics on request.
+
+meta_info belongs to the batch as a whole and is never split: what belongs to rows is a column, and what each
+rank measured goes under `metrics`, which stays per rank until somebody reduces it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast
+
+from verl_protocol.columns.equality import equal
+from verl_protocol.errors import MetaConflictError, MetricsError, NotADictError, UnknownRuleError
+
+METRICS = "metrics"
+"""The one key of meta_info that concat joins by itself."""
+
+MergeRule: TypeAlias = (
+    Literal["equal", "first", "list", "mean", "sum", "min", "max"] | Callable[[list[Any]], Any]
+)
+"""How the values that several parts hold under one key become one value."""
+
+_COPIED = (dict, list, set, OrderedDict, defaultdict)
+
+
+def copy_meta(meta: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`meta` with every dict, list and set in it copied, and everything else as it is."""
+    if meta is not None and not isinstance(meta, Mapping):
+        raise NotADictError("meta_info", meta)
+    if not meta:
+        return {}
+    memo: dict[int, Any] = {}
+    return {key: _copy(value, memo) for key, value in meta.items()}
+
+
+def _copy(value: Any, memo: dict[int, Any]) -> Any:
+    if type(value) not in _COPIED:
+        return value
+    if id(value) in memo:
+        return memo[id(value)]
+    # Not value.copy(): a state_dict has attributes of its own.
+    copied = memo[id(value)] = copy.copy(value)
+    if isinstance(copied, list):
+        copied[:] = [_copy(item, memo) for item in copied]
+    elif isinstance(copied, dict):
+        copied.update({key: _copy(item, memo) for key, item in copied.items()})
+    return copied
+
+
+def without_metrics(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What later pieces of a split batch keep: all but the metrics, which stay with the first piece."""
+    return {key: value for key, value in meta.items() if key != METRICS}
+
+
+def merge_meta(
+    metas: Sequence[Mapping[str, Any]], merge: Mapping[str, MergeRule] | None = None
+) -> dict[str, Any]:
+    """The meta_info of several parts as one.
+
+    Metrics become flat lists in part order. A key that only some parts hold is kept; one that several hold
+    must have equal values, unless `merge` names a rule for it.
+
+    Raises:
+        MetaConflictError: parts differ in a key that has no rule.
+        MetricsError: metrics that are no dict, list of dicts or None.
+        UnknownRuleError: a rule of an unknown name.
+
+    >>> merge_meta([{"step": 1, "metrics": {"loss": 0.5}}, {"step": 1, "metrics": {"loss": 0.25}}])
+    {'step': 1, 'metrics': {'loss': [0.5, 0.25]}}
+    >>> merge_meta([{"seconds": 1.0}, {"seconds": 3.0}], merge={"seconds": "max"})
+    {'seconds': 3.0}
+    """
+    for key, rule in (merge or {}).items():
+        if not callable(rule) and rule not in _RULES:
+            raise UnknownRuleError(key, rule, [*_RULES])
+    held: dict[str, list[tuple[int, Any]]] = {}
+    for part, meta in enumerate(metas):
+        for key, value in meta.items():
+            held.setdefault(key, []).append((part, value))
+    rules = dict(merge or {})
+    return copy_meta({key: _merge_key(key, values, rules.get(key)) for key, values in held.items()})
+
+
+def _merge_key(key: str, held: list[tuple[int, Any]], rule: MergeRule | None) -> Any:
+    values = [value for _, value in held]
+    if rule is not None and rule != "equal":
+        return apply_rule(rule, values, key)
+    if key == METRICS and rule is None:
+        return flatten_metrics(values)
+    for part, value in held[1:]:
+        if not equal(values[0], value):
+            raise MetaConflictError(key, {held[0][0]: values[0], part: value})
+    return values[0]
+
+
+def flatten_metrics(values: Sequence[Any]) -> dict[str, list[Any]]:
+    """Metrics of several parts as one dict of flat lists, in part order.
+
+    A part may hold a dict of values, a dict of lists, a list of such dicts, or None.
+
+    >>> flatten_metrics([{"loss": 1.0}, [{"loss": 2.0}, {"loss": 3.0}], {"loss": [4.0]}])
+    {'loss': [1.0, 2.0, 3.0, 4.0]}
+    """
+    flat: dict[str, list[Any]] = {}
+    for value in values:
+        for entry in _metric_dicts(value):
+            for key, metric in entry.items():
+                flat.setdefault(key, []).extend(metric if isinstance(metric, list) else [metric])
+    return flat
+
+
+def _metric_dicts(value: Any) -> Sequence[Mapping[str, Any]]:
+    if value is None:
+        return []
+    entries = value if isinstance(value, (list, tuple)) else [value]
+    if not all(isinstance(entry, Mapping) for entry in entries):
+        raise MetricsError(value)
+    return entries
+
+
+@dataclass(frozen=True)
+class WeightedMean:
+    """The rule that averages a metric with the values of the metric `by` as weights."""
+
+    by: str
+
+
+def reduce_metrics(
+    metrics: Any,
+    rules: Mapping[str, MergeRule | WeightedMean] | None = None,
+    default: MergeRule = "mean",
+) -> dict[str, Any]:
+    """Metrics of all ranks reduced to one value each, by the rule declared for each.
+
+    Args:
+        metrics: what a batch holds under `metrics`, in any of its forms.
+        rules: a rule per metric; `WeightedMean("tokens")` weights by another metric.
+        default: the rule for all others.
+
+    Raises:
+        MetricsError: no values, or weights that are missing, too few or add up to zero.
+
+    >>> rules = {"loss": WeightedMean("tokens"), "tokens": "sum"}
+    >>> reduce_metrics({"loss": [1.0, 4.0], "tokens": [2, 1]}, rules)
+    {'loss': 2.0, 'tokens': 3}
+    """
+    flat, rules = flatten_metrics([metrics]), dict(rules or {})
+    return {key: _reduce(key, values, rules.get(key, default), flat) for key, values in flat.items()}
+
+
+def _reduce(
+    key: str, values: list[Any], rule: MergeRule | WeightedMean, flat: Mapping[str, list[Any]]
+) -> Any:
+    if not isinstance(rule, WeightedMean):
+        return apply_rule(rule, values, key)
+    weights = flat.get(rule.by, [])
+    try:
+        total = sum(weights)
+        if len(weights) == len(values) and total:
+            return sum(value * weight for value, weight in zip(values, weights, strict=True)) / total
+    except TypeError as error:
+        reason = f"{key!r} and its weights {rule.by!r} must be numbers ({error})"
+        raise MetricsError({key: values, rule.by: weights}, reason) from None
+    raise MetricsError({key: values, rule.by: weights}, f"{rule.by!r} has no weight for each {key!r}")
+
+
+def apply_rule(rule: MergeRule, values: list[Any], key: str) -> Any:
+    """One value for `values`; numbers inside dicts are joined key by key.
+
+    Raises:
+        UnknownRuleError: a rule of an unknown name.
+    """
+    if callable(rule):
+        return rule(list(values))
+    if rule not in _RULES:
+        raise UnknownRuleError(key, rule, [*_RULES])
+    if rule in _NUMERIC and values and all(isinstance(value, Mapping) for value in values):
+        return _apply_to_entries(rule, values, key)
+    if rule in _NUMERIC and not values:
+        raise MetricsError({key: values}, f"there is no {rule} of no values")
+    try:
+        return _RULES[rule](values)
+    except TypeError as error:
+        raise MetricsError({key: values}, f"rule {rule!r} does not fit the values ({error})") from None
+
+
+def _apply_to_entries(rule: MergeRule, values: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:
+    entries: dict[str, list[Any]] = {}
+    for value in values:
+        for name, entry in value.items():
+            entries.setdefault(name, []).append(entry)
+    return {name: apply_rule(rule, held, f"{key}.{name}") for name, held in entries.items()}
+
+
+def _mean(values: list[Any]) -> Any:
+    return sum(values) / len(values)
+
+
+def _equal_values(values: list[Any]) -> Any:
+    for part, value in enumerate(values):
+        if not equal(values[0], value):
+            raise MetaConflictError("value", {0: values[0], part: value})
+    return values[0] if values else None
+
+
+_NUMERIC = frozenset(["mean", "sum", "min", "max"])
+_RULES: dict[str, Callable[[list[Any]], Any]] = {
+    "equal": _equal_values,
+    "first": lambda values: values[0],
+    "list": list,
+    "mean": _mean,
+    "sum": cast("Callable[[list[Any]], Any]", sum),
+    "min": min,
+    "max": max,
+}

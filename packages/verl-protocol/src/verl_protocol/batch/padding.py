@@ -1,0 +1,161 @@
+"""Rows added so that a batch divides evenly, and taken off again.
+
+Padding is known (a mask on request), reversible, and touches neither metrics nor meta_info nor the caller's
+batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, SupportsIndex, TypeVar
+
+import numpy as np
+import torch
+
+from verl_protocol.arguments import flag, whole_number
+from verl_protocol.batch.state import check_batch
+from verl_protocol.columns import dense, jagged, objects, ops
+from verl_protocol.errors import NoRowToPadWithError, PadPolicyError, UnpadError
+from verl_protocol.kinds import is_jagged
+
+if TYPE_CHECKING:
+    from verl_protocol.batch.proto import DataProto
+    from verl_protocol.batch.row_ops import BatchRows
+
+
+B = TypeVar("B", bound="BatchRows")
+D = TypeVar("D", bound="DataProto")
+
+PadPolicy = Literal["repeat", "last", "zeros"]
+"""Where pad rows come from: the rows from the start over and over, the last row, or zeros.
+
+A pad row of zeros holds 0, False or "" in numeric and string columns, None in object columns, and in a jagged
+column it is an empty row.
+"""
+
+
+class _DataProtoConfigMeta(type):
+    _auto_padding: bool | None = None
+
+    @property
+    def auto_padding(cls) -> bool:
+        """Whether dispatch may pad every batch; follows the variable VERL_AUTO_PADDING unless set."""
+        if cls._auto_padding is not None:
+            return cls._auto_padding
+        return os.environ.get("VERL_AUTO_PADDING", "").strip().lower() in ("1", "true")
+
+    @auto_padding.setter
+    def auto_padding(cls, enabled: bool) -> None:
+        cls._auto_padding = flag("auto_padding", enabled)
+
+
+class DataProtoConfig(metaclass=_DataProtoConfigMeta):
+    """Settings for all batches of this process.
+
+    `DataProtoConfig.auto_padding = True` lets dispatch pad any batch whose rows do not divide by the workers.
+    """
+
+    env_name: ClassVar[str] = "VERL_AUTO_PADDING"
+
+
+def pad_dataproto_to_divisor(
+    data: D, size_divisor: SupportsIndex, policy: PadPolicy = "repeat", mask_key: str | None = None
+) -> tuple[D, int]:
+    """A batch whose number of rows is a multiple of `size_divisor`, and how many rows were added at its end.
+
+    The result has a `pad_mask`. A batch without rows divides by anything and gets no pad rows.
+
+    Args:
+        policy: where pad rows come from (see `PadPolicy`).
+        mask_key: the key of a bool tensor column to add that is True in pad rows.
+
+    Raises:
+        InvalidCountError: `size_divisor` is less than 1.
+        PadPolicyError: an unknown policy.
+
+    >>> import torch
+    >>> from verl_protocol import DataProto
+    >>> data = DataProto.from_dict(tensors={"a": torch.arange(3)})
+    >>> padded, pad_size = pad_dataproto_to_divisor(data, 4)
+    >>> padded.batch["a"].tolist(), pad_size
+    ([0, 1, 2, 0], 1)
+    """
+    check_batch(data)
+    divisor = whole_number("size_divisor", size_divisor, 1)
+    padded = pad_rows(data, -len(data) % divisor, policy)
+    if mask_key is not None:
+        padded = padded.union(type(padded).from_dict(tensors={mask_key: padded.pad_mask.clone()}))
+    return padded, len(padded) - len(data)
+
+
+def pad_rows(data: B, pad_size: SupportsIndex, policy: PadPolicy = "repeat") -> B:
+    """A batch with `pad_size` more rows at its end, marked in its `pad_mask`."""
+    if policy not in ("repeat", "last", "zeros"):
+        raise PadPolicyError(policy)
+    count, pad_size = len(data), whole_number("pad_size", pad_size, 0)
+    if pad_size and not count:
+        raise NoRowToPadWithError(pad_size)
+    mask = data.pad_mask
+    padded = _with_pad_rows(data, count, pad_size, policy)
+    padded._pad_mask = torch.cat([mask, torch.ones(pad_size, dtype=torch.bool)])
+    return padded
+
+
+def _with_pad_rows(data: B, count: int, pad_size: int, policy: PadPolicy) -> B:
+    if pad_size == 0:
+        return data.slice()
+    if policy == "zeros":
+        return data._map_rows(lambda columns: _with_zero_rows(columns, pad_size), count + pad_size)
+    source = torch.arange(pad_size) % count if policy == "repeat" else torch.full((pad_size,), count - 1)
+    index = torch.cat([torch.arange(count), source])
+    return data._map_rows(lambda columns: ops.take_all(columns, index), count + pad_size)
+
+
+def _with_zero_rows(columns: Mapping[str, Any], pad_size: int) -> dict[str, Any]:
+    zeros = {key: zero_rows(column, pad_size) for key, column in columns.items()}
+    return ops.concat_all([columns, ops.keep_shared(ops.sharing(columns), zeros)])
+
+
+def zero_rows(column: Any, num_rows: int) -> Any:
+    """Rows of zeros like those of `column`; None for objects, empty rows for jagged columns."""
+    if is_jagged(column):
+        parts = jagged.jagged_parts(column)
+        empty = parts.values.narrow(parts.dim - 1, 0, 0)
+        return jagged.build_jagged(empty, parts.offsets.new_zeros(num_rows + 1), parts.dim)
+    if isinstance(column, torch.Tensor):
+        plain = dense.as_plain(column)
+        return dense.of_dtype(plain.new_zeros((num_rows, *plain.shape[1:])), column.dtype)
+    if isinstance(column, np.ndarray):
+        shape = (num_rows, *column.shape[1:])
+        return np.full(shape, None) if column.dtype == object else np.zeros(shape, column.dtype)
+    return objects.map_rows(column, num_rows, lambda part: zero_rows(part, num_rows))
+
+
+def unpad_dataproto(data: B, pad_size: SupportsIndex) -> B:
+    """The batch without its last `pad_size` rows.
+
+    Raises:
+        InvalidCountError: `pad_size` is negative.
+        UnpadError: `pad_size` is more than the batch has.
+    """
+    check_batch(data)
+    pad_size = whole_number("pad_size", pad_size, 0)
+    if pad_size > len(data):
+        raise UnpadError(pad_size, len(data))
+    unpadded = data.slice(0, len(data) - pad_size)
+    if pad_size and unpadded._pad_mask is not None and not unpadded._pad_mask.any():
+        unpadded._pad_mask = None
+    return unpadded
+
+
+def pad_in_place(data: BatchRows, padding_size: SupportsIndex, padding_candidate: str) -> None:
+    """Add copies of the first or the last row to `data` itself."""
+    padding_size, count = whole_number("padding_size", padding_size, 0), len(data)
+    if not padding_size:
+        return
+    if not count:
+        raise NoRowToPadWithError(padding_size)
+    source = 0 if padding_candidate == "first" else count - 1
+    index = torch.cat([torch.arange(count), torch.full((padding_size,), source)])
+    data._become(data[index])

@@ -1,0 +1,390 @@
+"""`DataProto`: the batch that travels between a driver and its workers.
+
+The class says what can be done and promises how; the work is done by the other files of this package.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import torch
+from numpy.typing import NDArray
+
+from verl_protocol import wire
+from verl_protocol.arguments import flag
+from verl_protocol.batch import convert, joining
+from verl_protocol.batch.column_ops import BatchColumns
+from verl_protocol.batch.metadata import MergeRule, copy_meta
+from verl_protocol.batch.state import BatchField, Columns, check_batch
+from verl_protocol.columns import checks, equality, ops
+from verl_protocol.errors import (
+    BatchDimsError,
+    ColumnTypeError,
+    NotADictError,
+    NotATensorDictError,
+    NotBatchesError,
+)
+from verl_protocol.kinds import is_tensordict
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["all_gather_data_proto"]
+
+
+D = TypeVar("D", bound="DataProto")
+
+
+@dataclass(eq=False, repr=False)
+class DataProto(BatchColumns):
+    """A batch: tensor columns, non-tensor columns and meta_info, all columns with the same rows.
+
+    Slices are views of the storage; index lists, masks and negative steps copy. No result shares its
+    `meta_info` or column dicts with another batch; the objects in object columns are shared, never copied.
+
+    The constructor takes its containers as they are and checks them; every other way to make a batch copies
+    them.
+
+    Attributes:
+        batch: the tensor columns, dense or jagged, with one batch dimension; None if there are none.
+        non_tensor_batch: numpy columns, one entry per row along their first axis.
+        meta_info: facts about the batch as a whole; `metrics` in it stays per part.
+
+    Raises:
+        RowCountError: columns have different numbers of rows.
+        KeyCollisionError: a tensor and a non-tensor column have the same key.
+        ColumnTypeError: a non-tensor column is no array.
+
+    >>> data = DataProto.from_dict(tensors={"a": torch.arange(4)}, non_tensors={"s": list("wxyz")})
+    >>> len(data), data[1:3].batch["a"].tolist(), data[[3, 0]].non_tensor_batch["s"].tolist()
+    (4, [1, 2], ['z', 'w'])
+    """
+
+    batch: BatchField = BatchField()  # noqa: RUF009 - a descriptor, no default that instances share
+    non_tensor_batch: dict[str, NDArray[Any]] = field(default_factory=dict)
+    meta_info: dict[str, Any] = field(default_factory=dict)
+
+    def __init__(
+        self,
+        batch: TensorDict | None = None,
+        non_tensor_batch: dict[str, NDArray[Any]] | None = None,
+        meta_info: dict[str, Any] | None = None,
+    ) -> None:
+        self.batch = batch
+        given: Any = (non_tensor_batch, meta_info)
+        self.non_tensor_batch, self.meta_info = given
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        # A dataclass that inherits from this one sets the fields itself and comes straight here.
+        self.check_consistency()
+
+    def check_consistency(self) -> None:
+        """Check that all columns have the same rows and keys of their own.
+
+        Raises:
+            RowCountError, KeyCollisionError, ColumnTypeError, BatchDimsError: as the class says.
+        """
+        tensordict = self._tensordict
+        if tensordict is not None and len(tensordict.batch_size) != 1:
+            raise BatchDimsError(f"batch_size {list(tensordict.batch_size)}")
+        for key, column in self.non_tensor_batch.items():
+            if checks.array_column(key, column) is not column:
+                raise ColumnTypeError(
+                    key, column, "a non-tensor column must be an array; from_dict takes lists"
+                )
+        tensors = checks.tensor_columns(self._columns()) if tensordict is None else self._columns()
+        known = self._row_count() if self._has_batch() else None
+        checks.check_columns(tensors, self.non_tensor_batch, known)
+
+    # Making batches
+
+    @classmethod
+    def from_dict(
+        cls,
+        tensors: Mapping[str, torch.Tensor] | None = None,
+        non_tensors: Mapping[str, NDArray[Any] | Sequence[Any]] | None = None,
+        meta_info: Mapping[str, Any] | None = None,
+        num_batch_dims: int = 1,
+        auto_padding: bool = False,
+    ) -> Self:
+        """A batch of columns in dicts, which are copied; a list becomes a 1-D column of its very objects.
+
+        Args:
+            num_batch_dims: 1 is the only number of batch dimensions.
+            auto_padding: whether dispatch may pad this batch.
+
+        Raises:
+            ColumnTypeError, ScalarColumnError: a value that has no rows, by its key.
+            RowCountError, KeyCollisionError, DeviceMixError: columns that do not fit together.
+
+        >>> DataProto.from_dict(tensors={"a": torch.zeros(2)}, non_tensors={"chat": [["hi"], ["you"]]})
+        DataProto(2 rows
+          a: float32[2] on cpu
+          chat: object[2]
+          meta_info: {})
+        """
+        if num_batch_dims != 1:
+            raise BatchDimsError(f"num_batch_dims={num_batch_dims}")
+        padded = flag("auto_padding", auto_padding)
+        held = checks.tensor_columns(tensors)
+        arrays = checks.array_columns(non_tensors)
+        count = checks.check_columns(held, arrays)
+        made = cls._make(held if tensors else None, count, arrays, copy_meta(meta_info))
+        made._auto_padding = padded
+        return made
+
+    @classmethod
+    def _make(
+        cls,
+        tensors: dict[str, torch.Tensor] | None,
+        num_rows: int,
+        non_tensors: dict[str, NDArray[Any]],
+        meta: dict[str, Any],
+        device: torch.device | None = None,
+    ) -> Self:
+        """A batch of containers that nobody else holds, without building a TensorDict."""
+        stand_in: Any = None if tensors is None else Columns(tensors, num_rows, device)
+        made = cls(batch=stand_in, non_tensor_batch=non_tensors, meta_info=meta)
+        if tensors is None:
+            made._num_rows = num_rows
+        return made
+
+    @classmethod
+    def from_single_dict(
+        cls, data: Mapping[str, Any], meta_info: Mapping[str, Any] | None = None, auto_padding: bool = False
+    ) -> Self:
+        """A batch of one dict: tensors become tensor columns, arrays and lists non-tensor columns."""
+        if not isinstance(data, Mapping):
+            raise NotADictError("data", data)
+        tensors = {key: value for key, value in data.items() if isinstance(value, torch.Tensor)}
+        others = {key: value for key, value in data.items() if key not in tensors}
+        return cls.from_dict(tensors, others, meta_info, auto_padding=auto_padding)
+
+    @classmethod
+    def from_tensordict(
+        cls, tensor_dict: TensorDict, meta_info: Mapping[str, Any] | None = None, num_batch_dims: int = 1
+    ) -> Self:
+        """A batch of a TensorDict: stacks of objects become non-tensor columns, single objects meta_info.
+
+        Tensors share their storage with it. `to_tensordict` leads back.
+
+        Raises:
+            BatchDimsError: it has not one batch dimension.
+            MetaConflictError: `meta_info` and the TensorDict hold different values under one key.
+        """
+        if num_batch_dims != 1:
+            raise BatchDimsError(f"num_batch_dims={num_batch_dims}")
+        if not is_tensordict(tensor_dict):
+            raise NotATensorDictError("tensor_dict", tensor_dict)
+        tensors, arrays, meta = convert.parts_of_tensordict(tensor_dict)
+        count = int(tensor_dict.batch_size[0]) if len(tensor_dict.batch_size) else 0
+        merged = joining.union_meta(meta, meta_info or {})
+        return cls._make(tensors, count, arrays, merged, tensor_dict.device)
+
+    def to_tensordict(self) -> TensorDict:
+        """A TensorDict of everything: objects of each row as stacks, meta_info as single objects.
+
+        Tensors share their storage with it. The auto-padding flag does not go along.
+
+        Raises:
+            KeyCollisionError: a meta_info key is also a column.
+        """
+        return convert.to_tensordict(self)
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        ragged: convert.Ragged = (),
+        fill: Mapping[str, Any] | None = None,
+        meta_info: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """A batch of one dict per row, with the keys of all of them.
+
+        Tensors are stacked, so they need equal shapes; the keys in `ragged` become jagged columns, also where
+        all rows happen to have one length. Other values are kept as they are.
+
+        Args:
+            ragged: keys of tensors that differ in their last dimension; or a dict that names the dimension of
+                each, where 1 is a row's first.
+            fill: what rows without a key get; None for objects, while tensors need a value here. Its keys are
+                columns in any case.
+
+        Raises:
+            NotRowsError, NotADictError, KeyTypeError: `rows` is no list of dicts with strings as keys.
+            MissingValueError, RaggedRowsError, ColumnMismatchError, ColumnTypeError: rows without a column.
+
+        >>> data = DataProto.from_rows([{"n": torch.tensor(1), "s": "x"}, {"n": torch.tensor(2)}])
+        >>> data.batch["n"].tolist(), data.non_tensor_batch["s"].tolist()
+        ([1, 2], ['x', None])
+        """
+        listed = convert.row_list(rows)
+        tensors, arrays = convert.columns_from_rows(listed, ragged, fill or {})
+        checks.check_columns(tensors, arrays, len(listed))
+        return cls._make(tensors or None, len(listed), arrays, copy_meta(meta_info))
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One dict per row: tensors as views, objects as they are."""
+        return convert.to_rows(self)
+
+    # Comparing
+
+    def __eq__(self, other: object) -> bool:
+        return self.equals(other) if isinstance(other, DataProto) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def equals(self, other: object) -> bool:
+        """Whether `other` has the same rows, columns and meta_info; always answers, NaN equals NaN."""
+        if not isinstance(other, DataProto) or len(self) != len(other):
+            return False
+        mine = (self._columns(), self.non_tensor_batch, self.meta_info)
+        return equality.equal(mine, (other._columns(), other.non_tensor_batch, other.meta_info))
+
+    # Joining
+
+    @staticmethod
+    def concat(
+        data: Sequence[D],
+        *,
+        merge: Mapping[str, MergeRule] | None = None,
+        pad: Mapping[str, float] | None = None,
+        pad_side: joining.Side = "right",
+    ) -> D:
+        """The rows of all parts, one part after the other; the same columns in each.
+
+        `metrics` become flat lists in part order. Other meta_info keys must be equal where several parts hold
+        them, unless `merge` names a rule. Parts without rows and columns add their meta_info only.
+
+        Args:
+            merge: how to join a meta_info key: first, list, mean, sum, min, max or a callable on the list.
+            pad: tensor columns that may differ in width, and the value to widen them with.
+
+        Raises:
+            NothingToConcatError: no parts.
+            NotBatchesError: parts that are no DataProto.
+            MissingColumnsError, ColumnMismatchError: columns that do not fit, by key and part.
+            MetaConflictError: parts that disagree about a meta_info key.
+
+        >>> parts = DataProto.from_dict(tensors={"a": torch.arange(4)}).chunk(2)
+        >>> DataProto.concat(parts).batch["a"].tolist()
+        [0, 1, 2, 3]
+        """
+        parts: list[D] = _batches(data)
+        return joining.concat(parts, merge, pad, pad_side)
+
+    def union(self, other: DataProto) -> Self:
+        """Add columns and meta_info of a batch of the same rows to this one, and return this one.
+
+        A key that both have must have equal values. After an error nothing has changed. A TensorDict that
+        `.batch` has built gets the columns too; one that was handed in, or is locked, stays as it is.
+
+        Raises:
+            UnionRowsError: the numbers of rows differ.
+            DeviceMixError: the columns would be on several devices.
+            UnionValueError, MetaConflictError, KeyCollisionError: what both hold differs.
+        """
+        if not isinstance(other, DataProto):
+            raise NotBatchesError([type(other).__name__], False)
+        return joining.union(self, other)
+
+    # Copies and files
+
+    def save_to_disk(self, filepath: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
+        """Write this batch to a safetensors file; see `verl_protocol.files.disk.save_to_disk`.
+
+        Raises:
+            PickleNeededError: something in it needs a pickle, and that is not allowed.
+        """
+        from verl_protocol.files.disk import save_to_disk
+
+        save_to_disk(self, filepath, allow_pickle=allow_pickle)
+
+    @staticmethod
+    def load_from_disk(filepath: str | os.PathLike[str], *, allow_pickle: bool = False) -> DataProto:
+        """The batch in a file that `save_to_disk` wrote; see `verl_protocol.files.disk.load_from_disk`.
+
+        Raises:
+            FileFormatError: the file is none of ours, damaged, or of another release.
+            PickleRefusedError: it holds a pickle, and that is not allowed.
+        """
+        from verl_protocol.files.disk import load_from_disk
+
+        return load_from_disk(filepath, allow_pickle=allow_pickle)
+
+    def __copy__(self) -> Self:
+        return self.slice()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = self._with(None, self._row_count(), {}, {})
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self._private(), memo))
+        held = self._columns()
+        memo.update({id(column): column.clone() for column in held.values() if _in_graph(column)})
+        tensors = ops.keep_shared(ops.sharing(held), copy.deepcopy(held, memo)) if self._has_batch() else None
+        made._set_columns(tensors, self._row_count(), self._batch_device())
+        made.non_tensor_batch = copy.deepcopy(self.non_tensor_batch, memo)
+        made.meta_info = copy.deepcopy(self.meta_info, memo)
+        return made
+
+
+def _in_graph(column: Any) -> bool:
+    """Whether a tensor was computed with gradients: torch copies such ones only by `clone`."""
+    return isinstance(column, torch.Tensor) and column.requires_grad and not column.is_leaf
+
+
+def _batches(data: Any) -> list[Any]:
+    if isinstance(data, DataProto):
+        raise NotBatchesError([], is_batch=True)
+    if not isinstance(data, Iterable):
+        raise NotBatchesError([type(data).__name__], is_batch=False)
+    parts = list(data)
+    if not all(isinstance(part, DataProto) for part in parts):
+        raise NotBatchesError([type(part).__name__ for part in parts], is_batch=False)
+    return parts
+
+
+# --- The rows of all ranks of a process group in the batch of each ----------------------------------------
+
+
+def all_gather_data_proto(data: DataProto, process_group: Any = None) -> None:
+    """Put the rows of all ranks, in rank order, into `data` itself.
+
+    Every rank of the group must call this. Ranks may have different numbers of rows; metrics become flat
+    lists in rank order. Tensors land on the device that they were on.
+
+    Args:
+        data: this rank's batch; changed in place.
+        process_group: a group of torch.distributed, None for the default one; or anything with
+            `all_gather_object(value) -> list`, such as what a worker's `process_group()` gives.
+
+    Raises:
+        MissingColumnsError, ColumnMismatchError, MetaConflictError: the batches do not fit together; `data`
+            is then as it was.
+    """
+    check_batch(data)
+    whole = DataProto.concat(_of_all_ranks(data, process_group))
+    device = _device_of(data)
+    data._become(whole if device is None else whole.to(device))
+
+
+def _of_all_ranks(data: DataProto, process_group: Any) -> list[Any]:
+    """Every rank's batch, in rank order."""
+    if hasattr(process_group, "all_gather_object"):
+        return list(process_group.all_gather_object(wire.pack(data)))
+    distributed: Any = torch.distributed
+    parts: list[Any] = [None] * distributed.get_world_size(process_group)
+    distributed.all_gather_object(parts, wire.pack(data), group=process_group)
+    return parts
+
+
+def _device_of(data: DataProto) -> torch.device | None:
+    """The device of the tensors, None where all are on the CPU."""
+    devices = [tensor.device for tensor in data._columns().values()]
+    return next((device for device in devices if device.type != "cpu"), None)

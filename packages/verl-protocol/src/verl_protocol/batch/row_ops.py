@@ -1,0 +1,416 @@
+"""What a batch can do with its rows: pick, cut, repeat, regroup, pad and iterate them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self, SupportsIndex, TypeAlias, TypeVar, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from verl_protocol.arguments import flag, whole_number
+from verl_protocol.batch import padding
+from verl_protocol.batch.item import DataProtoItem, item_of
+from verl_protocol.batch.metadata import without_metrics
+from verl_protocol.batch.state import BatchState, check_batch
+from verl_protocol.columns import objects, ops, partition
+from verl_protocol.columns.checks import Keys, key_list
+from verl_protocol.columns.index import IndexLike, is_single_row, normalise_index, normalise_row
+from verl_protocol.errors import (
+    FoldError,
+    IteratorOptionError,
+    KeyTypeError,
+    NotADictError,
+    RepeatCountsError,
+    ShuffleSourceError,
+    UnevenChunksError,
+    UnevenMiniBatchError,
+    UnknownKeyError,
+)
+
+# --- Rows multiplied, regrouped or cut further: repeats, folding, column chunks, groups -------------------
+
+
+B = TypeVar("B", bound="BatchRows")
+
+
+def repeat(data: B, times: SupportsIndex, interleave: bool, copy_objects: bool) -> B:
+    """Every row `times` times."""
+    times = whole_number("repeat_times", times, 0)
+    interleave, copy_objects = flag("interleave", interleave), flag("copy_objects", copy_objects)
+    count = data._row_count() * times
+    repeated = data._map_rows(lambda columns: ops.repeat_all(columns, times, interleave), count)
+    if copy_objects:
+        for column in repeated.non_tensor_batch.values():
+            _copy_objects(column)
+    return repeated
+
+
+def _copy_objects(column: NDArray[Any]) -> None:
+    if column.dtype == object:
+        flat = column.reshape(-1)
+        for at, item in enumerate(flat):
+            flat[at] = copy.deepcopy(item)
+
+
+def sample_level_repeat(data: B, repeat_times: Any) -> B:
+    """Row i `repeat_times[i]` times."""
+    given = repeat_times.tolist() if isinstance(repeat_times, (torch.Tensor, np.ndarray)) else repeat_times
+    given = given if isinstance(given, Iterable) else [given]
+    counts = [whole_number("repeat_times", times, 0) for times in given]
+    if len(counts) != data._row_count():
+        raise RepeatCountsError(data._row_count(), len(counts))
+    index = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts, dtype=torch.int64))
+    return data._map_rows(lambda columns: ops.take_all(columns, index), len(index))
+
+
+def unfold_column_chunks(data: B, n_split: SupportsIndex, split_keys: Keys) -> B:
+    """Cut the columns `split_keys` into `n_split` pieces along dim 1, one row each; repeat the others."""
+    n_split, count = whole_number("n_split", n_split, 1), data._row_count()
+    split = key_list(split_keys)
+    known = [*data._columns(), *data.non_tensor_batch]
+    if missing := [key for key in split if key not in known]:
+        raise UnknownKeyError(missing, "column", known)
+
+    def unfold(columns: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {key: column for key, column in columns.items() if key not in split}
+        cut = {key: _cut(key, columns[key], n_split) for key in columns if key in split}
+        repeated = ops.repeat_all(kept, n_split)
+        return {key: cut[key] if key in cut else repeated[key] for key in columns}
+
+    return data._map_rows(unfold, count * n_split)
+
+
+def _cut(key: str, column: Any, n_split: int) -> Any:
+    column = _stacked(key, column)
+    width = column.shape[1] if column.ndim > 1 else None
+    if width is None or (isinstance(column, torch.Tensor) and column.is_nested):
+        raise FoldError(key, f"it has no width that could be cut into {n_split} pieces")
+    if width % n_split:
+        raise FoldError(key, f"its width {width} does not divide into {n_split} pieces")
+    return column.reshape(column.shape[0] * n_split, width // n_split, *column.shape[2:])
+
+
+def _stacked(key: str, column: Any) -> Any:
+    """A 1-D column of equal-length lists as a 2-D array of their entries."""
+    if not isinstance(column, np.ndarray) or column.ndim > 1:
+        return column
+    lists = column.tolist()
+    if not all(isinstance(row, (list, tuple, np.ndarray)) for row in lists):
+        raise FoldError(key, "its rows are no lists, so they cannot be cut")
+    lengths = {len(row) for row in lists}
+    if len(lengths) > 1:
+        raise FoldError(key, f"its rows have different lengths ({sorted(lengths)}), so they cannot be cut")
+    stacked = np.empty((len(lists), lengths.pop() if lengths else 0), dtype=object)
+    for at, row in enumerate(lists):
+        stacked[at] = objects.object_column(row)
+    return stacked
+
+
+def fold_batch_dim(data: B, new_batch_size: SupportsIndex) -> B:
+    """Group the rows of `data` into `new_batch_size` rows: shape (n, ...) becomes (new, n // new, ...).
+
+    Raises:
+        FoldError: the rows do not divide, or a column is jagged.
+
+    >>> import torch
+    >>> from verl_protocol import DataProto
+    >>> data = DataProto.from_dict(tensors={"a": torch.arange(4)})
+    >>> fold_batch_dim(data, 2).batch["a"].tolist()
+    [[0, 1], [2, 3]]
+    """
+    check_batch(data)
+    new, count = whole_number("new_batch_size", new_batch_size, 1), len(data)
+    if count % new:
+        raise FoldError(
+            None, f"{count} rows do not divide into {new} groups; pad them to a multiple of {new}"
+        )
+    return _reshape_rows(data, new, lambda key, column: (new, count // new, *column.shape[1:]))
+
+
+def unfold_batch_dim(data: B, batch_dims: SupportsIndex = 2) -> B:
+    """Make one dimension of rows out of the first `batch_dims`: shape (n, k, ...) becomes (n * k, ...).
+
+    Raises:
+        FoldError: a column has fewer dimensions, or columns differ in them.
+    """
+    check_batch(data)
+    dims = whole_number("batch_dims", batch_dims, 1)
+    if dims == 1:
+        return data.slice()
+    shapes = {key: tuple(column.shape[:dims]) for key, column in _all_columns(data).items()}
+    for key, shape in shapes.items():
+        if len(shape) < dims or shape != next(iter(shapes.values())):
+            raise FoldError(
+                key, f"its first {dims} dimensions are {shape}, others have {list(shapes.values())}"
+            )
+    count = math.prod(next(iter(shapes.values()), (len(data),)))
+    return _reshape_rows(data, count, lambda key, column: (count, *column.shape[dims:]))
+
+
+def _all_columns(data: BatchRows) -> dict[str, Any]:
+    return {**data._columns(), **data.non_tensor_batch}
+
+
+def _reshape_rows(data: B, num_rows: int, shape: Callable[[str, Any], tuple[int, ...]]) -> B:
+    for key, column in _all_columns(data).items():
+        if not isinstance(column, np.ndarray) and (not isinstance(column, torch.Tensor) or column.is_nested):
+            raise FoldError(key, "only dense tensors and arrays can be regrouped")
+    tensors = {key: column.reshape(shape(key, column)) for key, column in data._columns().items()}
+    arrays = {key: column.reshape(shape(key, column)) for key, column in data.non_tensor_batch.items()}
+    folded = data._with(tensors if data._has_batch() else None, num_rows, arrays)
+    folded._pad_mask = None
+    return folded
+
+
+def group_by(data: B, key: str) -> dict[Any, B]:
+    """The rows of each value of the column `key`, in order of first appearance."""
+    places: dict[Hashable, list[int]] = {}
+    for row, value in enumerate(_group_values(data, key)):
+        places.setdefault(value, []).append(row)
+    groups = {value: data[found] for value, found in places.items()}
+    for group in list(groups.values())[1:]:
+        group.meta_info = without_metrics(group.meta_info)
+    return groups
+
+
+def _group_values(data: BatchRows, key: str) -> Sequence[Hashable]:
+    if not isinstance(key, str):
+        raise KeyTypeError(key)
+    columns = _all_columns(data)
+    if key not in columns:
+        raise UnknownKeyError([key], "column", columns)
+    column = columns[key]
+    if column.ndim != 1 or getattr(column, "is_nested", False):
+        raise FoldError(key, "rows can be grouped by a column of scalars or hashable objects only")
+    # All NaNs are one group: NaN differs from itself, so a dict would keep each apart.
+    nan = float("nan")
+    values = [nan if isinstance(value, float) and value != value else value for value in column.tolist()]
+    for value in values:
+        try:
+            hash(value)
+        except TypeError as error:
+            raise FoldError(key, f"cannot group by {type(value).__name__} values: {error}") from None
+    return values
+
+
+# --- Mini-batches: slices of the batch in order, or one gather each when shuffled -------------------------
+
+
+_OPTIONS = {"shuffle": False, "drop_last": None, "generator": None, "num_workers": 0, "pin_memory": False}
+"""What `dataloader_kwargs` may hold; the last two only with the value that changes nothing."""
+
+
+def make_iterator(
+    data: B,
+    mini_batch_size: SupportsIndex,
+    epochs: SupportsIndex,
+    seed: int | None,
+    dataloader_kwargs: Mapping[str, Any] | None,
+    drop_last: bool | None,
+) -> Iterator[B]:
+    """Mini-batches of `data`, every row once per epoch."""
+    options = _checked_options(dataloader_kwargs)
+    drop_last = options["drop_last"] if drop_last is None else drop_last
+    drop_last = None if drop_last is None else flag("drop_last", drop_last)
+    shuffle = flag("shuffle", options["shuffle"])
+    size, epochs = (
+        whole_number("mini_batch_size", mini_batch_size, 1),
+        whole_number("epochs", epochs, 0),
+    )
+    count = data._checked_rows()
+    if drop_last is None and count % size:
+        raise UnevenMiniBatchError(count, size)
+    used = count - count % size if drop_last else count
+    if not shuffle:
+        return _in_order(data, used, size, epochs)
+    return _shuffled(data, used, size, epochs, _generator(seed, options["generator"]))
+
+
+def _checked_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise NotADictError("dataloader_kwargs", given)
+    options = {**_OPTIONS, **(given or {})}
+    if unknown := sorted(set(options) - set(_OPTIONS)):
+        raise IteratorOptionError(unknown, list(_OPTIONS))
+    if changed := [key for key in ("num_workers", "pin_memory") if options[key]]:
+        raise IteratorOptionError(changed, list(_OPTIONS))
+    return options
+
+
+def _generator(seed: Any, given: Any) -> torch.Generator:
+    odd = seed is not None and not isinstance(seed, (int, np.integer))
+    if odd or not isinstance(given, (torch.Generator, type(None))) or None not in (seed, given):
+        raise ShuffleSourceError(seed, given)
+    if given is not None and seed is None:
+        return given
+    # Without a seed the order follows torch.manual_seed, at the price of one draw from the global generator.
+    drawn = int(torch.randint(2**62, ())) if seed is None else int(seed)
+    try:
+        return torch.Generator().manual_seed(drawn)
+    except (ValueError, RuntimeError, OverflowError):
+        raise ShuffleSourceError(seed, given) from None
+
+
+def _in_order(data: B, used: int, size: int, epochs: int) -> Iterator[B]:
+    sizes = [min(size, used - start) for start in range(0, used, size)]
+    kept = data if used == len(data) else data.slice(0, used)
+    for _ in range(epochs):
+        yield from kept._split_rows(sizes) if sizes else ()
+
+
+def _shuffled(data: B, used: int, size: int, epochs: int, generator: torch.Generator) -> Iterator[B]:
+    for _ in range(epochs):
+        order = torch.randperm(len(data), generator=generator)[:used]
+        for start in range(0, used, size):
+            yield data[order[start : start + size]]
+
+
+# --------------------------------------------------------------------------------------------------------
+
+
+End: TypeAlias = SupportsIndex | None
+
+
+class BatchRows(BatchState):
+    """The row operations of `DataProto`; its documentation says what holds for all of them."""
+
+    def __len__(self) -> int:
+        return self._row_count()
+
+    def __iter__(self) -> Iterator[DataProtoItem]:
+        return (item_of(self, row) for row in range(self._checked_rows()))
+
+    @overload
+    def __getitem__(self, item: int | np.integer[Any]) -> DataProtoItem: ...
+    @overload
+    def __getitem__(self, item: IndexLike) -> Self: ...
+    def __getitem__(self, item: Any) -> DataProtoItem | Self:
+        """One row (int), or the rows of a slice, range, sequence, array, tensor or mask.
+
+        Raises:
+            RowOutOfRangeError, MaskLengthError, InvalidIndexError: an index that does not fit.
+        """
+        if is_single_row(item):
+            return item_of(self, normalise_row(item, self._checked_rows()))
+        return self.select_idxs(item)
+
+    def select_idxs(self, idxs: IndexLike) -> Self:
+        """The rows of an index or mask, in its order."""
+        index = normalise_index(idxs, self._row_count())
+        return self._map_rows(lambda part: ops.take_all(part, index), len(index))
+
+    def slice(
+        self,
+        start: SupportsIndex | None = None,
+        end: SupportsIndex | None = None,
+        step: SupportsIndex | None = None,
+    ) -> Self:
+        """The rows `start` to `end` as views of the storage."""
+        return self.select_idxs(slice(start, end, step))
+
+    def chunk(self, chunks: SupportsIndex, uneven: bool = False) -> list[Self]:
+        """`chunks` consecutive pieces as views; the metrics stay with the first.
+
+        Pieces are equal, unless `uneven` or auto padding allows sizes that differ by one.
+
+        Raises:
+            UnevenChunksError: the rows do not divide by `chunks`.
+            InvalidCountError: `chunks` is less than 1.
+        """
+        count = whole_number("chunks", chunks, 1)
+        if not flag("uneven", uneven) and len(self) % count and not self.is_padding_enabled():
+            raise UnevenChunksError(len(self), count)
+        return self._pieces(partition.even_sizes(len(self), count))
+
+    def split(self, split_size: SupportsIndex) -> list[Self]:
+        """Consecutive pieces of `split_size` rows, the last one shorter; the metrics stay with the first.
+
+        Raises:
+            InvalidCountError: `split_size` is less than 1.
+        """
+        size, count = whole_number("split_size", split_size, 1), len(self)
+        return self._pieces([min(size, count - start) for start in range(0, count, size)] or [0])
+
+    def _pieces(self, sizes: Sequence[int]) -> list[Self]:
+        pieces = self._split_rows(sizes)
+        for piece in pieces[1:]:
+            piece.meta_info = without_metrics(piece.meta_info)
+        return pieces
+
+    def repeat(
+        self, repeat_times: SupportsIndex = 2, interleave: bool = True, *, copy_objects: bool = False
+    ) -> Self:
+        """Every row `repeat_times` times: `a a b b` (interleave) or `a b a b`.
+
+        The repeated rows share the objects of object columns, which costs nothing, unless `copy_objects`.
+        """
+        return repeat(self, repeat_times, interleave, copy_objects)
+
+    def sample_level_repeat(self, repeat_times: Sequence[int] | torch.Tensor | NDArray[Any]) -> Self:
+        """Row i `repeat_times[i]` times.
+
+        Raises:
+            RepeatCountsError: not one count per row.
+        """
+        return sample_level_repeat(self, repeat_times)
+
+    def unfold_column_chunks(self, n_split: SupportsIndex, split_keys: Keys = None) -> Self:
+        """Cut the columns `split_keys` into `n_split` rows along dim 1, and repeat the rows of the others.
+
+        Raises:
+            FoldError: a column whose width does not divide by `n_split`.
+        """
+        return unfold_column_chunks(self, n_split, split_keys)
+
+    def reorder(self, indices: IndexLike) -> None:
+        """Put the rows of this batch itself into the order of `indices`."""
+        self._become(self.select_idxs(indices))
+
+    def group_by(self, key: str) -> dict[Any, Self]:
+        """The rows of each value of a column, by first appearance; metrics stay with the first group."""
+        return group_by(self, key)
+
+    def make_iterator(
+        self,
+        mini_batch_size: SupportsIndex,
+        epochs: SupportsIndex,
+        seed: int | None = None,
+        dataloader_kwargs: Mapping[str, Any] | None = None,
+        *,
+        drop_last: bool | None = None,
+    ) -> Iterator[Self]:
+        """Mini-batches, every row once per epoch: views in order, copies when shuffled.
+
+        Args:
+            seed: the seed of the shuffling; the global random state is then left alone.
+            dataloader_kwargs: `shuffle`, `drop_last` and `generator`.
+            drop_last: what becomes of a shorter last mini-batch; an error unless given.
+
+        Raises:
+            UnevenMiniBatchError: the rows do not divide and `drop_last` is not given.
+            IteratorOptionError: other `dataloader_kwargs`.
+        """
+        return make_iterator(self, mini_batch_size, epochs, seed, dataloader_kwargs, drop_last)
+
+    # Padding
+
+    def padding(self, padding_size: SupportsIndex, padding_candidate: str = "") -> None:
+        """Add copies of the last row ("first": of the first row) to this batch itself.
+
+        Raises:
+            NoRowToPadWithError: the batch has no rows.
+        """
+        padding.pad_in_place(self, padding_size, padding_candidate)
+
+    def is_padding_enabled(self) -> bool:
+        """Whether dispatch may pad this batch: by its own flag, or by `DataProtoConfig.auto_padding`."""
+        return self._auto_padding or padding.DataProtoConfig.auto_padding
+
+    @property
+    def pad_mask(self) -> torch.Tensor:
+        """Which rows are padding: a bool tensor on the CPU, one entry per row."""
+        return torch.zeros(len(self), dtype=torch.bool) if self._pad_mask is None else self._pad_mask

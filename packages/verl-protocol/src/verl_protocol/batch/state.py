@@ -1,0 +1,316 @@
+"""What a batch holds, and the accessors that everything else goes through.
+
+Tensors live in a plain dict; the TensorDict is built when `.batch` is first read and is the truth from then
+on, so that `data.batch["k"] = ...` counts. Nothing outside this file needs to know which form is live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, cast, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from verl_protocol.batch.metadata import copy_meta
+from verl_protocol.columns import ops
+from verl_protocol.columns.index import RowIndex
+from verl_protocol.errors import (
+    BatchTypeError,
+    ColumnTypeError,
+    NotADictError,
+    NotBatchesError,
+    RowCountError,
+)
+from verl_protocol.kinds import is_tensordict
+from verl_protocol.wire import reduce
+from verl_protocol.wire.buffers import Part, Reduction, VersionTag
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+
+CORE_ATTRIBUTES = frozenset(
+    ["_tensors", "_tensordict", "_built_here", "_num_rows", "_device", "non_tensor_batch", "meta_info"]
+)
+
+_DICTS = frozenset(["non_tensor_batch", "meta_info"])
+
+PAD_MASK = "pad mask of verl_protocol"
+"""The name of the pad mask while it goes through a row operation: none that a user's column has."""
+
+
+class Columns(NamedTuple):
+    """Tensors that stand in for a TensorDict until somebody asks for one."""
+
+    tensors: dict[str, torch.Tensor]
+    num_rows: int
+    device: torch.device | None = None
+
+
+class BatchField:
+    """The `batch` attribute: a TensorDict to the reader, built on first reading."""
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> BatchField: ...
+    @overload
+    def __get__(self, instance: BatchState, owner: type) -> TensorDict: ...
+    def __get__(self, instance: BatchState | None, owner: type) -> Any:
+        # dataclass reads the default value of the field from the class: no batch.
+        return None if instance is None else instance._read_batch()
+
+    def __set__(self, instance: BatchState, value: TensorDict | None) -> None:
+        instance._write_batch(value)
+
+
+class BatchState:
+    """Private state of `DataProto` and `DataProtoItem`, and how to make another one like it."""
+
+    _row_dims: ClassVar[int] = 1
+    # Defaults live on the class because the __init__ of a dataclass that inherits DataProto sets fields only.
+    _tensors: dict[str, torch.Tensor] | None = None
+    _tensordict: TensorDict | None = None
+    _built_here: bool = False
+    _num_rows: int = 0
+    _device: torch.device | None = None
+    _auto_padding: bool = False
+    _pad_mask: torch.Tensor | None = None
+    non_tensor_batch: dict[str, NDArray[Any]]
+    meta_info: dict[str, Any]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _DICTS and not isinstance(value, dict):
+            value = {} if value is None else value
+            if not isinstance(value, Mapping):
+                raise NotADictError(name, value)
+        object.__setattr__(self, name, value)
+
+    def _read_batch(self) -> TensorDict | None:
+        tensors = self._tensors
+        if self._tensordict is None and tensors is not None:
+            from tensordict import TensorDict
+
+            batch_size = [self._num_rows] * self._row_dims
+            built = TensorDict(dict(tensors), batch_size=batch_size, device=self._device)
+            # setdefault: of two threads that build at once, both must go on with the same one.
+            self.__dict__.setdefault("_tensordict", built)
+            self._tensors, self._built_here = None, True
+        return self._tensordict
+
+    def _write_batch(self, value: Any) -> None:
+        if isinstance(value, Columns):
+            self._set_columns(value.tensors, value.num_rows, value.device)
+            return
+        if value is not None and not is_tensordict(value):
+            raise BatchTypeError(value)
+        self.__dict__.pop("_tensordict", None)
+        self._tensors, self._built_here = None, False
+        if value is not None:
+            self._tensordict = value
+
+    def _set_columns(
+        self, tensors: dict[str, torch.Tensor] | None, num_rows: int, device: torch.device | None
+    ) -> None:
+        self.__dict__.pop("_tensordict", None)
+        self._tensors, self._num_rows, self._device = tensors, num_rows, device
+
+    def _has_batch(self) -> bool:
+        """Whether `.batch` is a TensorDict rather than None."""
+        return self._tensordict is not None or self._tensors is not None
+
+    def _columns(self) -> dict[str, torch.Tensor]:
+        """The tensor columns in a dict of their own."""
+        tensors = self._tensors
+        if self._tensordict is not None:
+            return cast("dict[str, torch.Tensor]", dict(self._tensordict.items()))
+        return {} if tensors is None else dict(tensors)
+
+    def _batch_device(self) -> torch.device | None:
+        """The device that the TensorDict declares; None if it declares none."""
+        return self._device if self._tensordict is None else self._tensordict.device
+
+    def _row_count(self) -> int:
+        """The number of rows, from the first thing that has rows."""
+        if self._tensordict is not None:
+            return int(self._tensordict.batch_size[0]) if self._tensordict.batch_size else 0
+        if self._tensors is not None:
+            return self._num_rows
+        for column in self.non_tensor_batch.values():
+            return len(column)
+        return self._num_rows
+
+    def _checked_rows(self) -> int:
+        """The number of rows, after checking that every non-tensor column is an array of as many."""
+        count = self._row_count()
+        for key, column in self.non_tensor_batch.items():
+            if not isinstance(column, np.ndarray):
+                raise ColumnTypeError(key, column, "a non-tensor column must be an array")
+            if len(column) != count:
+                raise RowCountError({"batch" if self._has_batch() else "the others": count, key: len(column)})
+        return count
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        from verl_protocol.wire.encoder import Encoder
+
+        return Encoder(int(protocol)).reduce(self)
+
+    def _private(self) -> dict[str, Any]:
+        """Attributes beside columns and meta_info: flags of this class and whatever a subclass has added."""
+        return {name: value for name, value in self.__dict__.items() if name not in CORE_ATTRIBUTES}
+
+    def _with(
+        self,
+        tensors: dict[str, torch.Tensor] | None,
+        num_rows: int,
+        non_tensors: dict[str, NDArray[Any]],
+        meta: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """A batch of the same class, flags and extra attributes, with these columns.
+
+        Args:
+            tensors: the tensor columns; None leaves `.batch` None.
+            meta: copied; None takes the meta_info of this batch.
+        """
+        made = object.__new__(type(self))
+        made.__dict__.update(
+            self._private(),
+            non_tensor_batch=non_tensors,
+            meta_info=copy_meta(self.meta_info if meta is None else meta),
+            _tensors=tensors,
+            _num_rows=num_rows,
+            _device=self._batch_device(),
+        )
+        return made
+
+    def _map_rows(
+        self, operation: RowOperation, num_rows: int, meta: Mapping[str, Any] | None = None
+    ) -> Self:
+        """A batch of `num_rows` rows whose every column, the pad mask too, went through `operation`."""
+        self._checked_rows()
+        tensors = operation(self._columns()) if self._has_batch() else None
+        made = self._with(tensors, num_rows, operation(self.non_tensor_batch), meta)
+        if self._pad_mask is not None:
+            made._pad_mask = operation({PAD_MASK: self._pad_mask})[PAD_MASK]
+        return made
+
+    def _split_rows(self, sizes: Sequence[int]) -> list[Self]:
+        """Consecutive pieces of these sizes, as views; each has all of meta_info."""
+        self._checked_rows()
+        tensors = ops.split_all(self._columns(), sizes) if self._has_batch() else [None] * len(sizes)
+        arrays = ops.split_all(self.non_tensor_batch, sizes)
+        pieces = [self._with(*piece) for piece in zip(tensors, sizes, arrays, strict=True)]
+        if self._pad_mask is not None:
+            for piece, mask in zip(pieces, ops.split(self._pad_mask, sizes), strict=True):
+                piece._pad_mask = mask
+        return pieces
+
+    def _replace(
+        self,
+        tensors: dict[str, torch.Tensor],
+        non_tensors: dict[str, NDArray[Any]],
+        meta: Mapping[str, Any],
+        num_rows: int,
+    ) -> None:
+        """Go on with other columns of the same rows.
+
+        The TensorDict that `.batch` built stays the one, so whoever holds it sees the change. What the user
+        has handed in may be in other hands too: it stays as it is, and a new container takes its place.
+        """
+        held = self._tensordict
+        if held is not None and self._built_here and _is_writable(held, tensors):
+            _rewrite(held, tensors)
+        else:
+            self._set_columns(tensors if self._has_batch() else None, num_rows, self._batch_device())
+        self.non_tensor_batch, self.meta_info = non_tensors, copy_meta(meta)
+
+    def _become(self, other: BatchState) -> None:
+        """Take over the columns, meta_info and flags of `other`, which nobody else holds."""
+        tensors = other._columns() if other._has_batch() else None
+        self._set_columns(tensors, other._row_count(), other._batch_device())
+        self.non_tensor_batch, self.meta_info = other.non_tensor_batch, other.meta_info
+        self._auto_padding, self._pad_mask = other._auto_padding, other._pad_mask
+
+
+def _is_writable(tensordict: TensorDict, tensors: Mapping[str, Any]) -> bool:
+    """Whether columns can be put into this TensorDict itself without fail."""
+    from tensordict import TensorDict
+
+    plain = type(tensordict) is TensorDict and not tensordict.is_locked
+    return plain and all(isinstance(value, torch.Tensor) for value in tensors.values())
+
+
+def _rewrite(tensordict: TensorDict, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Make `tensors` the entries of this TensorDict, so that whoever holds it sees them."""
+    held = dict(tensordict.items())
+    for key in [key for key, value in held.items() if tensors.get(key) is not value]:
+        tensordict.del_(key)
+    for key, value in tensors.items():
+        if held.get(key) is not value:
+            tensordict.set(key, value)
+
+
+def check_batch(value: object) -> None:
+    """Raises if `value` is no batch.
+
+    Raises:
+        NotBatchesError: it is none.
+    """
+    if not isinstance(value, BatchState):
+        raise NotBatchesError([type(value).__name__], is_batch=False)
+
+
+RowOperation = Callable[[Mapping[str, Any]], dict[str, Any]]
+"""What is done to all columns of a kind at once, for example `rows.take_all` with an index."""
+
+
+S = TypeVar("S", bound=BatchState)
+
+
+def take(data: S, index: RowIndex) -> S:
+    """The rows of a batch named by a normalised index."""
+    return data._map_rows(lambda columns: ops.take_all(columns, index), len(index))
+
+
+# --- How a batch is written into a pickle, and how it is made again ---------------------------------------
+
+
+def reduce_batch(batch: BatchState, part: Part) -> Reduction:
+    """The reduction of a batch: its class, columns, meta_info and whatever else it carries."""
+    on_device = batch._batch_device() is not None
+    columns = {key: part(column) for key, column in batch.non_tensor_batch.items()}
+    others = (columns, part(batch.meta_info), part(batch._private()))
+    if batch._tensordict is not None and not _is_columns_only(batch):
+        return restore_batch, (VersionTag(), type(batch), part(batch._tensordict), 0, on_device, *others)
+    tensors = {key: part(tensor) for key, tensor in batch._columns().items()} if batch._has_batch() else None
+    return restore_batch, (VersionTag(), type(batch), tensors, batch._row_count(), on_device, *others)
+
+
+def _is_columns_only(batch: BatchState) -> bool:
+    """Whether the batch's TensorDict says no more than its columns, row count and device do."""
+    from tensordict import TensorDict
+
+    tensordict: Any = batch._tensordict
+    named = any(name is not None for name in tensordict.names or ())
+    return type(tensordict) is TensorDict and len(tensordict.batch_size) == batch._row_dims and not named
+
+
+def restore_batch(
+    version: int,
+    kind: type[BatchState],
+    tensors: Any,
+    num_rows: int,
+    on_device: bool,
+    non_tensors: dict[str, Any],
+    meta: dict[str, Any],
+    private: dict[str, Any],
+) -> Any:
+    """A batch from its parts; `tensors` is a dict of columns, a TensorDict or None."""
+    batch: BatchState = object.__new__(kind)
+    batch.__dict__.update(private, non_tensor_batch=non_tensors, meta_info=meta)
+    if tensors is None or isinstance(tensors, dict):
+        device = (reduce.target_device() or torch.device("cpu")) if on_device else None
+        batch._set_columns(tensors, num_rows, device)
+    else:
+        batch._write_batch(tensors)
+    return batch

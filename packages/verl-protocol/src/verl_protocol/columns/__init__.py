@@ -1,0 +1,1 @@
+"""One column: dense, jagged or of objects; nothing here knows a batch."""

@@ -1,0 +1,297 @@
+"""What users hand in as columns, checked and brought into the form that a batch holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from verl_protocol.columns import dense, jagged, objects, ops
+from verl_protocol.errors import (
+    ColumnMismatchError,
+    ColumnTypeError,
+    DeviceMixError,
+    KeyCollisionError,
+    KeyTypeError,
+    MissingColumnsError,
+    NotADictError,
+    NothingToConcatError,
+    RaggedDimError,
+    RaggedRowsError,
+    RowCountError,
+    ScalarColumnError,
+    StridedNestedError,
+)
+from verl_protocol.kinds import is_jagged, is_tensordict
+
+
+def tensor_columns(tensors: Mapping[str, Any] | None) -> dict[str, torch.Tensor]:
+    """`tensors` as a dict of its own.
+
+    Raises:
+        ColumnTypeError, ScalarColumnError, StridedNestedError: a value that has no rows, by its key.
+        DeviceMixError: tensors on several devices.
+    """
+    checked = {key: _tensor_column(key, value) for key, value in checked_dict("tensors", tensors).items()}
+    check_devices(checked)
+    return checked
+
+
+def checked_dict(argument: str, given: Any) -> Mapping[str, Any]:
+    """`given`, or an empty dict for None.
+
+    Raises:
+        NotADictError, KeyTypeError: it is no dict whose keys can name columns.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise NotADictError(argument, given)
+    if odd := [key for key in given if not isinstance(key, str)]:
+        raise KeyTypeError(odd[0])
+    return given
+
+
+def check_devices(tensors: Mapping[str, Any]) -> None:
+    """Check that all tensors are on one device.
+
+    Raises:
+        DeviceMixError: they are not.
+    """
+    devices = {key: str(column.device) for key, column in tensors.items() if isinstance(column, torch.Tensor)}
+    if len(set(devices.values())) > 1:
+        raise DeviceMixError(devices)
+
+
+def _tensor_column(key: str, value: Any) -> Any:
+    if is_tensordict(value):
+        return value
+    if not isinstance(value, torch.Tensor):
+        raise ColumnTypeError(
+            key, value, "a tensor column must be a torch.Tensor; other rows go to non_tensors"
+        )
+    if is_jagged(value):
+        return value
+    if value.is_nested:
+        raise StridedNestedError(key)
+    if value.layout is not torch.strided:
+        raise ColumnTypeError(key, value, f"rows of layout {value.layout} cannot be cut; use a dense tensor")
+    if value.ndim == 0:
+        raise ScalarColumnError(key)
+    return value
+
+
+def array_columns(non_tensors: Mapping[str, Any] | None) -> dict[str, NDArray[Any]]:
+    """`non_tensors` as arrays in a dict of its own; a list becomes a 1-D column of the very objects in it.
+
+    Raises:
+        ColumnTypeError, ScalarColumnError: a value that has no rows, by its key.
+    """
+    given = checked_dict("non_tensors", non_tensors)
+    return {key: array_column(key, value) for key, value in given.items()}
+
+
+def array_column(key: str, value: Any) -> NDArray[Any]:
+    """One non-tensor column: an array as it is, a list or other sequence as a 1-D array of objects."""
+    if isinstance(value, np.ndarray):
+        if value.ndim == 0:
+            raise ScalarColumnError(key)
+        return value
+    if isinstance(value, (str, bytes)):
+        raise ColumnTypeError(key, value, "a string is not a column; wrap it in a list, one entry per row")
+    if isinstance(value, torch.Tensor):
+        raise ColumnTypeError(key, value, "a tensor is no non-tensor column; hand it in under tensors")
+    if not isinstance(value, Sequence):
+        raise ColumnTypeError(key, value, "a column is a list or an array with one entry per row")
+    return objects.object_column(value)
+
+
+def check_columns(
+    tensors: Mapping[str, Any], non_tensors: Mapping[str, NDArray[Any]], num_rows: int | None = None
+) -> int:
+    """The number of rows that all columns share.
+
+    Args:
+        num_rows: the number of rows that is known beforehand.
+
+    Raises:
+        KeyCollisionError: a key names a tensor and a non-tensor column.
+        RowCountError: the numbers of rows differ.
+    """
+    if common := sorted(set(tensors) & set(non_tensors)):
+        raise KeyCollisionError(common, "a tensor column and a non-tensor column")
+    counts = {
+        key: ops.num_rows(column) for columns in (tensors, non_tensors) for key, column in columns.items()
+    }
+    found = set(counts.values()) | ({num_rows} if num_rows is not None else set())
+    if len(found) > 1:
+        raise RowCountError(counts if num_rows is None else {"batch": num_rows, **counts})
+    return found.pop() if found else 0
+
+
+def column_of(items: Sequence[Any], like: NDArray[Any] | None = None) -> NDArray[Any]:
+    """The column whose rows are `items`.
+
+    Its dtype is that of `like`, else the one that all items share as numpy scalars, else object.
+    """
+    if like is None:
+        dtypes = {item.dtype if isinstance(item, np.generic) else None for item in items}
+        dtype = dtypes.pop() if len(dtypes) == 1 else None
+        # The dtype of one string is as wide as that string, so that strings do not share one.
+        numeric = dtype is not None and dtype.kind not in "USV"
+        return np.array(items, dtype=dtype) if numeric else objects.object_column(items)
+    if like.dtype == object and like.ndim == 1:
+        return objects.object_column(items)
+    column = np.empty((len(items), *like.shape[1:]), dtype=like.dtype)
+    for row, item in enumerate(items):
+        column[row] = item
+    return column
+
+
+def column_of_tensors(
+    key: str, row_tensors: Sequence[Any], ragged_dim: int | Literal["last"] | None
+) -> torch.Tensor:
+    """A column of these rows: jagged along `ragged_dim` (1 is a row's first dimension), or dense (None).
+
+    Raises:
+        NothingToConcatError: no rows.
+        ColumnTypeError, ColumnMismatchError: rows that are no tensors, or of different dtypes.
+        RaggedDimError: rows do not have that dimension.
+        RaggedRowsError: rows differ in another dimension.
+    """
+    if not row_tensors:
+        raise NothingToConcatError
+    for row, tensor in enumerate(row_tensors):
+        if not isinstance(tensor, torch.Tensor) and not is_tensordict(tensor):
+            raise ColumnTypeError(key, tensor, f"row {row} is no tensor")
+        if tensor.dtype != row_tensors[0].dtype:
+            found: dict[int | str, object] = {"row 0": row_tensors[0].dtype, f"row {row}": tensor.dtype}
+            raise ColumnMismatchError(key, "dtype", found)
+    shapes = [tuple(tensor.shape) for tensor in row_tensors]
+    num_dims = len(shapes[0])
+    dim = num_dims if ragged_dim == "last" else ragged_dim
+    if dim is not None and not 1 <= dim <= num_dims:
+        raise RaggedDimError(key, dim, num_dims)
+    if len(set(map(len, shapes))) > 1 or len({_fixed_sizes(shape, dim) for shape in shapes}) > 1:
+        raise RaggedRowsError(key, shapes)
+    return torch.stack(list(row_tensors)) if dim is None else jagged_of(row_tensors, dim)
+
+
+def _fixed_sizes(shape: tuple[int, ...], ragged_dim: int | None) -> tuple[int, ...]:
+    return shape if ragged_dim is None else shape[: ragged_dim - 1] + shape[ragged_dim:]
+
+
+def jagged_of(row_tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """A jagged tensor of these rows, which differ along dimension `dim` of the whole (1 is a row's first)."""
+    lengths = torch.tensor([row.shape[dim - 1] for row in row_tensors], dtype=torch.int64)
+    values = dense.concat_dense(row_tensors, dim - 1)
+    return jagged.build_jagged(values, jagged.offsets_of(lengths).to(values.device), dim)
+
+
+# --- Whether parts fit together: checked over all parts and columns before any of them is touched ---------
+
+
+Part = tuple[int, Mapping[str, Any]]
+"""The place of a part in the list that the user gave, and its columns."""
+
+
+def check_schema(parts: Sequence[Part], kind: str, padded: frozenset[str] = frozenset()) -> None:
+    """Check that the columns of all parts can be put one after the other.
+
+    Args:
+        kind: what the columns are called in messages.
+        padded: tensor columns whose widths may differ.
+
+    Raises:
+        MissingColumnsError: parts have different columns.
+        ColumnMismatchError: a column has not the same type, dtype, device or row shape everywhere.
+    """
+    keys = {place: set(columns) for place, columns in parts}
+    everywhere = set.intersection(*keys.values())
+    if any(found != everywhere for found in keys.values()):
+        raise MissingColumnsError(kind, {place: sorted(map(str, found)) for place, found in keys.items()})
+    for key in parts[0][1]:
+        if key in padded or not _plainly_alike([columns[key] for _, columns in parts]):
+            _check_column(key, [(place, columns[key]) for place, columns in parts], key in padded)
+
+
+def _plainly_alike(column: Sequence[Any]) -> bool:
+    """Whether all parts are dense tensors or arrays of one form, seen fast as there may be thousands."""
+    if all(type(part) is torch.Tensor for part in column):
+        forms = {(part.dtype, part.shape[1:], part.device, part.layout) for part in column}
+        return len(forms) == 1 and column[0].layout is torch.strided and not column[0].is_nested
+    if all(type(part) is np.ndarray for part in column):
+        return len({(part.dtype, part.shape[1:]) for part in column}) == 1
+    return False
+
+
+def _check_column(key: str, column: Sequence[tuple[int, Any]], padded: bool) -> None:
+    if isinstance(column[0][1], np.ndarray):
+        # An array without rows says nothing about its dtype: numpy makes float64 of an empty list.
+        column = [(place, part) for place, part in column if len(part)] or column[:1]
+    first_place, first = column[0]
+    expected = dict(_facts(first, padded))
+    for place, part in column[1:]:
+        found = dict(_facts(part, padded))
+        differing = {name for name in expected | found if expected.get(name) != found.get(name)}
+        if (
+            isinstance(first, np.ndarray)
+            and isinstance(part, np.ndarray)
+            and object in (first.dtype, part.dtype)
+        ):
+            # Objects may be of any kind, so an array of objects takes the rows of any other array.
+            differing.discard("kind")
+        if differing:
+            name = min(differing, key=[*expected, *found].index)
+            raise ColumnMismatchError(
+                key, name, {first_place: _shown(expected, name), place: _shown(found, name)}
+            )
+
+
+def _shown(facts: Mapping[str, Any], name: str) -> Any:
+    return facts.get(name, facts["type"])
+
+
+def _facts(column: Any, padded: bool) -> Iterator[tuple[str, Any]]:
+    """What must be the same in all parts, the most telling first."""
+    if isinstance(column, np.ndarray):
+        yield from {"type": "array", "kind": column.dtype.kind, "row shape": column.shape[1:]}.items()
+    elif is_jagged(column):
+        parts = jagged.jagged_parts(column)
+        shape = tuple("*" if dim == parts.dim - 1 else size for dim, size in enumerate(parts.values.shape))
+        yield from {"type": "jagged tensor", "ragged dim": parts.dim, "row shape": shape}.items()
+        yield from {"dtype": column.dtype, "device": column.device}.items()
+    elif isinstance(column, torch.Tensor):
+        shape = ("*",) * (column.ndim - 1) if padded else tuple(column.shape[1:])
+        yield from {"type": "dense tensor", "row shape": shape}.items()
+        yield from {"dtype": column.dtype, "device": column.device}.items()
+    elif is_tensordict(column):
+        yield from {"type": "nested TensorDict", "keys": sorted(map(str, column.keys()))}.items()
+        yield "batch dims", column.batch_size[1:]
+    else:
+        yield "type", type(column).__name__
+
+
+Keys: TypeAlias = "str | Iterable[str] | None"
+"""One key, several keys, or None."""
+
+
+def key_list(keys: Keys) -> list[str]:
+    """`keys` as a list without duplicates: a string is one key, None is no key.
+
+    Raises:
+        KeyTypeError: something else than strings.
+    """
+    if keys is None:
+        return []
+    if isinstance(keys, str):
+        return [keys]
+    if not isinstance(keys, Iterable):
+        raise KeyTypeError(keys)
+    named: list[Any] = list(keys)
+    if odd := [key for key in named if not isinstance(key, (str, tuple))]:
+        raise KeyTypeError(odd[0])
+    return list(dict.fromkeys(named))

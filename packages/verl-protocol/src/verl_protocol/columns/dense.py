@@ -1,0 +1,140 @@
+"""Row operations on dense tensors of any dtype, each of which copies every byte once.
+
+Large results are copied by torch on all its threads. Those of a few MiB are copied by numpy on one: torch's
+threads wait for each other, and in a driver whose workers keep the cores busy that takes 16 to 64 ms for
+what one thread does in less than one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+__all__ = ["as_plain", "concat_dense", "gather", "numpy_reads", "of_dtype", "repeat_dense", "same_bits"]
+
+
+# --- Memory for large results, in pages so large that touching it for the first time costs next to
+#     nothing
+# torch asks the system for fresh memory for every large result, and the system maps it page by page of 4
+# KiB as it is written, which takes longer than copying the bytes. numpy asks for huge pages.
+
+
+LARGE_BYTES = 32 * 2**20
+"""Below this the memory of earlier results is used again; above it malloc always asks the system."""
+
+
+def large_result(model: torch.Tensor, shape: Sequence[int]) -> torch.Tensor | None:
+    """Unset memory for a large result of this shape on the CPU; None where torch does better itself."""
+    size = math.prod(shape) * model.element_size()
+    if size < LARGE_BYTES or model.device.type != "cpu" or model.requires_grad:
+        return None
+    return torch.from_numpy(np.empty(size, dtype=np.uint8)).view(model.dtype).view(*shape)
+
+
+# --------------------------------------------------------------------------------------------------------
+
+
+THREADED_ELEMENTS = 32768
+"""Below this torch works on one thread anyway, and is quicker than numpy."""
+THREADED_BYTES = 8 * 2**20
+"""From this on several threads are worth their waiting."""
+FEW_SOURCES = 64
+"""To look at more than so many takes longer than what it saves."""
+
+_PLAIN_DTYPES = frozenset(
+    [
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    ]
+)
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def as_plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The same bytes under a dtype that every torch kernel knows (fp8 and sub-byte ones have few)."""
+    if tensor.dtype in _PLAIN_DTYPES or tensor.is_quantized:
+        return tensor
+    return tensor.view(_SAME_SIZE[tensor.element_size()])
+
+
+def of_dtype(plain: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The way back from `as_plain`; a view under the same dtype would lose the gradient."""
+    return plain if plain.dtype == dtype else plain.view(dtype)
+
+
+def numpy_reads(tensor: torch.Tensor) -> bool:
+    """Whether `same_bits` is all there is to the tensor."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def same_bits(tensor: torch.Tensor) -> NDArray[Any]:
+    """The tensor's memory as an array of elements of the same size."""
+    return tensor.view(_SAME_SIZE.get(tensor.element_size(), tensor.dtype)).numpy()
+
+
+def gather(tensor: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """`index_select` for tensors of any dtype."""
+    shape = (*tensor.shape[:dim], index.numel(), *tensor.shape[dim + 1 :])
+    if _suits_one_thread([tensor], shape):
+        return _of_bits(np.take(same_bits(tensor), index.cpu().numpy(), dim), tensor.dtype)
+    plain = as_plain(tensor)
+    out = large_result(plain, shape)
+    return of_dtype(torch.index_select(plain, dim, index.to(tensor.device), out=out), tensor.dtype)
+
+
+def concat_dense(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """`torch.cat` for tensors of any one dtype."""
+    shape = list(tensors[0].shape)
+    shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
+    if _suits_one_thread(tensors, shape):
+        # Where shapes do not fit, torch below says so, as it does for other sizes.
+        with suppress(ValueError):
+            return _of_bits(np.concatenate([same_bits(tensor) for tensor in tensors], dim), tensors[0].dtype)
+    parts = [as_plain(tensor) for tensor in tensors]
+    tracked = any(part.requires_grad for part in parts)
+    out = None if tracked else large_result(parts[0], shape)
+    return of_dtype(torch.cat(parts, dim, out=out), tensors[0].dtype)
+
+
+def repeat_dense(tensor: torch.Tensor, times: int, interleave: bool) -> torch.Tensor:
+    """Every row `times` times: `a a b b` (interleave) or `a b a b`; always a copy."""
+    plain = as_plain(tensor)
+    rows, width = plain.shape[0], plain.shape[1:]
+    shape = (rows, times, *width) if interleave else (times, rows, *width)
+    spread = plain.unsqueeze(1 if interleave else 0).expand(shape)
+    if _suits_one_thread([tensor], shape):
+        bits = same_bits(tensor)
+        copied = np.broadcast_to(bits[:, None] if interleave else bits[None], shape).copy()
+        return _of_bits(copied.reshape(rows * times, *width), tensor.dtype)
+    out = large_result(plain, shape)
+    made = spread.clone(memory_format=torch.contiguous_format) if out is None else out.copy_(spread)
+    return of_dtype(made.view(rows * times, *width), tensor.dtype)
+
+
+def _of_bits(array: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
+    return of_dtype(torch.from_numpy(array), dtype)
+
+
+def _suits_one_thread(sources: Sequence[torch.Tensor], shape: Sequence[int]) -> bool:
+    """Whether copying these into a tensor of this shape is better done by numpy."""
+    elements = math.prod(shape)
+    return (
+        elements >= THREADED_ELEMENTS
+        and elements * sources[0].element_size() < THREADED_BYTES
+        and len(sources) <= FEW_SOURCES
+        and all(
+            source.dtype == sources[0].dtype and source.is_contiguous() and numpy_reads(source)
+            for source in sources
+        )
+    )

@@ -1,0 +1,198 @@
+"""Row operations on one jagged tensor, done on its values and offsets and never by looping over rows.
+
+A jagged tensor keeps the values of all its rows in one buffer; row `i` is
+`values[offsets[i]:offsets[i + 1]]` along the ragged dimension. Some have `lengths` as well, which leave
+gaps between rows. Whatever happens to the rows, the ragged dimension stays the one it was: it is read
+from the tensor and never guessed from shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from verl_protocol.columns.dense import concat_dense, gather, numpy_reads, of_dtype, same_bits
+
+
+class JaggedParts(NamedTuple):
+    """What a jagged tensor consists of; `dim` is its ragged dimension (1 or more)."""
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+    lengths: torch.Tensor | None
+    dim: int
+
+    @property
+    def starts(self) -> torch.Tensor:
+        """Where each row begins in `values`."""
+        return self.offsets[:-1]
+
+    @property
+    def row_lengths(self) -> torch.Tensor:
+        """How many entries each row has along the ragged dimension."""
+        return self.offsets.diff() if self.lengths is None else self.lengths
+
+
+def jagged_parts(tensor: torch.Tensor) -> JaggedParts:
+    """Values, offsets, lengths (None without gaps) and ragged dimension of a jagged tensor."""
+    offsets: torch.Tensor = tensor._offsets  # type: ignore[attr-defined]
+    lengths: torch.Tensor | None = tensor._lengths  # type: ignore[attr-defined]
+    # The public accessor goes through autograd and costs some 50 us, so it is used only where it is needed.
+    values: Any = tensor.values() if tensor.requires_grad else tensor._values
+    return JaggedParts(values, offsets, lengths, ragged_dim(tensor))
+
+
+def ragged_dim(tensor: torch.Tensor) -> int:
+    """The dimension of a jagged tensor along which its rows differ, counted from the rows' own 0."""
+    dim: int = tensor._ragged_idx  # type: ignore[attr-defined]
+    return dim
+
+
+def build_jagged(
+    values: torch.Tensor, offsets: torch.Tensor, dim: int, lengths: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A jagged tensor over `values`, whose rows differ along `dim`."""
+    if values.requires_grad:
+        return jagged_view(values, offsets, dim, lengths)
+    # torch calls this itself when it unpickles one. `nested_tensor_from_jagged` takes ten times as long; its
+    # first call imports sympy and torch.distributed.tensor (seconds) and logs a line about tracing.
+    from torch.nested._internal.nested_tensor import NestedTensor
+
+    made: torch.Tensor = NestedTensor(values=values, offsets=offsets, lengths=lengths, _ragged_idx=dim)
+    return made
+
+
+def jagged_view(
+    values: torch.Tensor,
+    offsets: torch.Tensor,
+    dim: int,
+    lengths: torch.Tensor | None = None,
+    min_length: int | None = None,
+    max_length: int | None = None,
+) -> torch.Tensor:
+    """As `build_jagged`, but a view that autograd knows: gradients flow, and writes count for `values`."""
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets, lengths, jagged_dim=dim, min_seqlen=min_length, max_seqlen=max_length
+    )
+
+
+def num_jagged_rows(tensor: torch.Tensor) -> int:
+    """The number of rows of a jagged tensor."""
+    offsets: torch.Tensor = tensor._offsets  # type: ignore[attr-defined]
+    return offsets.numel() - 1
+
+
+def offsets_of(lengths: torch.Tensor) -> torch.Tensor:
+    """Where rows of these lengths begin and end when they lie back to back: one entry more than rows."""
+    offsets = lengths.new_zeros(lengths.numel() + 1)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    return offsets
+
+
+def narrow_jagged(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Rows `start` to `stop` as a view of the tensor's values."""
+    return split_jagged(tensor, [(start, stop)])[0]
+
+
+def split_jagged(tensor: torch.Tensor, spans: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+    """The rows of each `(start, stop)` as views of the tensor's values."""
+    parts = jagged_parts(tensor)
+    limits = parts.offsets.tolist()
+    return [_view(parts, start, stop, limits[start], limits[stop]) for start, stop in spans]
+
+
+def _view(parts: JaggedParts, start: int, stop: int, first: int, last: int) -> torch.Tensor:
+    values = parts.values.narrow(parts.dim - 1, first, last - first)
+    lengths = None if parts.lengths is None else parts.lengths[start:stop]
+    return build_jagged(values, parts.offsets[start : stop + 1] - first, parts.dim, lengths)
+
+
+def take_jagged(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """The rows named by `index` (int64, not negative), gathered in one go; gaps are left behind."""
+    parts = jagged_parts(tensor)
+    index = index.to(parts.offsets.device)
+    lengths = parts.row_lengths.index_select(0, index)
+    starts, offsets = parts.starts.index_select(0, index), offsets_of(lengths)
+    take = _join_rows if len(index) and _has_long_rows(parts) else _gather_entries
+    return build_jagged(take(parts, starts, lengths, offsets), offsets, parts.dim)
+
+
+def _gather_entries(
+    parts: JaggedParts, starts: torch.Tensor, lengths: torch.Tensor, offsets: torch.Tensor
+) -> torch.Tensor:
+    total = int(offsets[-1])
+    # An entry of the result comes from its row's start in the source plus its place in the row.
+    source = torch.arange(total, device=offsets.device)
+    source += _repeated(starts - offsets[:-1], lengths, total)
+    return gather(parts.values, parts.dim - 1, source)
+
+
+def _repeated(values: torch.Tensor, times: torch.Tensor, total: int) -> torch.Tensor:
+    if values.device.type != "cpu":
+        return torch.repeat_interleave(values, times, output_size=total)
+    # torch wakes all its threads for this, however few rows there are: milliseconds on a busy machine.
+    return torch.from_numpy(np.repeat(values.numpy(), times.numpy()))
+
+
+_LONG_ROW = 32
+"""From this mean number of entries on, joining slices beats a gather, whose index has 8 bytes per entry."""
+
+
+def _has_long_rows(parts: JaggedParts) -> bool:
+    values, num_rows = parts.values, parts.offsets.numel() - 1
+    return numpy_reads(values) and values.shape[parts.dim - 1] >= num_rows * _LONG_ROW
+
+
+def _join_rows(
+    parts: JaggedParts, starts: torch.Tensor, lengths: torch.Tensor, offsets: torch.Tensor
+) -> torch.Tensor:
+    # numpy cuts and joins thousands of slices in a fraction of the time that torch takes.
+    values = same_bits(parts.values)
+    before = (slice(None),) * (parts.dim - 1)
+    spans = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+    pieces = [values[(*before, slice(start, stop))] for start, stop in spans]
+    return of_dtype(torch.from_numpy(np.concatenate(pieces, parts.dim - 1)), parts.values.dtype)
+
+
+def concat_jagged(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The rows of all tensors, one after the other; all have the same ragged dimension."""
+    parts = [compact_parts(tensor) for tensor in tensors]
+    dim = parts[0].dim
+    if any(part.dim != dim for part in parts):
+        raise ValueError(f"cannot concatenate jagged tensors with ragged dims {[part.dim for part in parts]}")
+    values = concat_dense([part.values for part in parts], dim - 1)
+    lengths = torch.cat([part.offsets.diff() for part in parts]).to(parts[0].offsets.dtype)
+    return build_jagged(values, offsets_of(lengths), dim)
+
+
+def compact_parts(tensor: torch.Tensor) -> JaggedParts:
+    """The tensor's parts, its values cut or gathered such that rows fill them from end to end."""
+    parts = jagged_parts(tensor)
+    if parts.lengths is not None:
+        every_row = torch.arange(num_jagged_rows(tensor), device=parts.offsets.device)
+        return jagged_parts(take_jagged(tensor, every_row))
+    first, last = int(parts.offsets[0]), int(parts.offsets[-1])
+    values = parts.values.narrow(parts.dim - 1, first, last - first)
+    return parts._replace(values=values, offsets=parts.offsets - first if first else parts.offsets)
+
+
+def repeat_jagged(tensor: torch.Tensor, times: int, interleave: bool) -> torch.Tensor:
+    """Every row `times` times: side by side (`interleave`) or the whole tensor over and over."""
+    every_row = torch.arange(num_jagged_rows(tensor))
+    index = every_row.repeat_interleave(times) if interleave else every_row.repeat(times)
+    return take_jagged(tensor, index)
+
+
+def clone_jagged(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that shares no values; offsets are never written, so they stay shared."""
+    parts = jagged_parts(tensor)
+    return build_jagged(parts.values.clone(), parts.offsets, parts.dim, parts.lengths)
+
+
+def with_offsets_of(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
+    """The same rows over the very offsets of `model`, so that torch sees that the two have equal shapes."""
+    like, own = jagged_parts(model), jagged_parts(tensor)
+    return build_jagged(own.values, like.offsets, own.dim, like.lengths)

@@ -1,0 +1,203 @@
+"""Row operations on one column: the single core under `DataProto` and `tensordict_ops`.
+
+A column is a dense tensor, a jagged tensor or a numpy array; its rows lie along dimension 0. None of these
+functions changes its arguments. `narrow`, `split` and `take` by a range that counts up give views of the
+storage; everything else copies each byte once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from verl_protocol.columns import dense, jagged, objects
+from verl_protocol.columns.index import RowIndex, normalise_index
+from verl_protocol.errors import StridedNestedError
+from verl_protocol.kinds import is_jagged
+
+__all__ = [
+    "concat",
+    "concat_all",
+    "is_jagged",
+    "keep_shared",
+    "narrow",
+    "normalise_index",
+    "num_rows",
+    "repeat",
+    "repeat_all",
+    "sharing",
+    "split",
+    "split_all",
+    "take",
+    "take_all",
+]
+
+
+C = TypeVar("C")
+
+
+def num_rows(column: Any) -> int:
+    """The number of rows of a column.
+
+    Raises:
+        StridedNestedError: a nested tensor of the strided layout.
+    """
+    if isinstance(column, torch.Tensor) and column.is_nested:
+        if not is_jagged(column):
+            raise StridedNestedError
+        return jagged.num_jagged_rows(column)
+    return int(column.shape[0])
+
+
+def narrow(column: C, start: int, stop: int) -> C:
+    """Rows `start` to `stop` as a view."""
+    return _narrow(column, start, stop)  # type: ignore[no-any-return]
+
+
+def _narrow(column: Any, start: int, stop: int) -> Any:
+    if isinstance(column, torch.Tensor):
+        if column.is_nested:
+            return jagged.narrow_jagged(column, start, stop)
+        return column.narrow(0, start, stop - start)
+    if isinstance(column, np.ndarray):
+        return column[start:stop]
+    return objects.map_rows(column, stop - start, lambda part: _narrow(part, start, stop))
+
+
+def split(column: C, sizes: Sequence[int]) -> list[C]:
+    """Consecutive pieces of these sizes as views; the sizes add up to the number of rows."""
+    return _split(column, sizes)  # type: ignore[no-any-return]
+
+
+def _split(column: Any, sizes: Sequence[int]) -> Any:
+    spans = spans_of(sizes)
+    if isinstance(column, torch.Tensor):
+        if column.is_nested:
+            return jagged.split_jagged(column, spans)
+        return list(torch.split(column, list(sizes)))
+    return [_narrow(column, start, stop) for start, stop in spans]
+
+
+def spans_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """`(start, stop)` of consecutive pieces of these sizes.
+
+    >>> spans_of([2, 0, 1])
+    [(0, 2), (2, 2), (2, 3)]
+    """
+    ends = np.cumsum([0, *sizes]).tolist()
+    return list(pairwise(ends))
+
+
+def take(column: C, index: RowIndex) -> C:
+    """The rows named by a normalised index: views for ranges that count up, copies otherwise."""
+    return _take(column, index)  # type: ignore[no-any-return]
+
+
+def _take(column: Any, index: RowIndex) -> Any:
+    if isinstance(index, range):
+        if index.step == 1 or len(index) < 2:
+            start = index.start if len(index) else 0
+            return _narrow(column, start, start + len(index))
+        if index.step > 0 and not is_jagged(column):
+            return column[index.start : index.stop : index.step]
+        index = torch.tensor(index)
+    if isinstance(column, torch.Tensor):
+        return jagged.take_jagged(column, index) if column.is_nested else dense.gather(column, 0, index)
+    if isinstance(column, np.ndarray):
+        return column[index.numpy()]
+    rows = index
+    return objects.map_rows(column, index.numel(), lambda part: _take(part, rows))
+
+
+def repeat(column: C, times: int, interleave: bool = True) -> C:
+    """Every row `times` times: `a a b b` (interleave) or `a b a b`."""
+    return _repeat(column, times, interleave)  # type: ignore[no-any-return]
+
+
+def _repeat(column: Any, times: int, interleave: bool) -> Any:
+    if isinstance(column, torch.Tensor):
+        if column.is_nested:
+            return jagged.repeat_jagged(column, times, interleave)
+        return dense.repeat_dense(column, times, interleave)
+    if isinstance(column, np.ndarray):
+        return column[_repeated_rows(len(column), times, interleave)]
+    count = num_rows(column) * times
+    return objects.map_rows(column, count, lambda part: _repeat(part, times, interleave))
+
+
+def _repeated_rows(num_rows: int, times: int, interleave: bool) -> NDArray[np.int64]:
+    every_row = np.arange(num_rows)
+    return every_row.repeat(times) if interleave else np.tile(every_row, times)
+
+
+def concat(columns: Sequence[C]) -> C:
+    """The rows of all columns, which are of one kind and row shape, one after the other."""
+    return _concat(columns)  # type: ignore[no-any-return]
+
+
+def _concat(columns: Sequence[Any]) -> Any:
+    first = columns[0]
+    if isinstance(first, torch.Tensor):
+        return jagged.concat_jagged(columns) if first.is_nested else dense.concat_dense(columns)
+    if isinstance(first, np.ndarray):
+        # Rows decide about the dtype: an empty list made an array says float64.
+        return np.concatenate([column for column in columns if len(column)] or columns[:1])
+    return objects.concat_rows(columns, _concat)
+
+
+def take_all(columns: Mapping[str, C], index: RowIndex) -> dict[str, C]:
+    """`take` on every column; columns that share their offsets still do."""
+    return keep_shared(sharing(columns), {key: take(column, index) for key, column in columns.items()})
+
+
+def repeat_all(columns: Mapping[str, C], times: int, interleave: bool = True) -> dict[str, C]:
+    """`repeat` on every column; columns that share their offsets still do."""
+    repeated = {key: repeat(column, times, interleave) for key, column in columns.items()}
+    return keep_shared(sharing(columns), repeated)
+
+
+def split_all(columns: Mapping[str, C], sizes: Sequence[int]) -> list[dict[str, C]]:
+    """`split` on every column: one dict per piece; columns that share their offsets still do."""
+    followers, keys = sharing(columns), list(columns)
+    if not keys:
+        return [{} for _ in sizes]
+    pieces = zip(*(split(column, sizes) for column in columns.values()), strict=True)
+    return [keep_shared(followers, dict(zip(keys, piece, strict=True))) for piece in pieces]
+
+
+def concat_all(parts: Sequence[Mapping[str, C]]) -> dict[str, C]:
+    """`concat` on every column of parts that have the same keys; shared offsets stay shared."""
+    joined = {key: concat([part[key] for part in parts]) for key in parts[0]}
+    followers = sharing(parts[0])
+    everywhere = not followers or all(sharing(part) == followers for part in parts)
+    return keep_shared(followers if everywhere else {}, joined)
+
+
+def sharing(columns: Mapping[str, Any]) -> dict[str, str]:
+    """The jagged columns whose offsets an earlier column has too, with that column's key.
+
+    torch adds two jagged tensors only when they have the same offsets object.
+    """
+    leaders: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for key, column in columns.items():
+        if is_jagged(column):
+            leader = leaders.setdefault(id(jagged.jagged_parts(column).offsets), key)
+            if leader != key:
+                found[key] = leader
+    return found
+
+
+def keep_shared(followers: Mapping[str, str], columns: dict[str, C]) -> dict[str, C]:
+    """Give each follower the offsets of its leader, in `columns` itself; `sharing` tells who follows whom."""
+    for key, leader in {**{leader: leader for leader in followers.values()}, **followers}.items():
+        # The leader is rebuilt too: a copy made by torch may still go by the name of its source's offsets.
+        column: Any = columns[key]
+        model: Any = columns[leader]
+        columns[key] = jagged.with_offsets_of(column, model)  # type: ignore[assignment]
+    return columns

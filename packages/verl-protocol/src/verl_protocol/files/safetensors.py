@@ -1,0 +1,148 @@
+"""Files in the safetensors format: written in place of one another in one step, read by mapping them.
+
+Dtypes that every release of safetensors knows are stored under their names, so that other tools can read
+them; all others as raw bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import torch
+
+from verl_protocol.errors import PortableError
+from verl_protocol.wire.buffers import Bytes
+
+_NAMES: dict[torch.dtype, str] = {
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.bool: "BOOL",
+}
+_HEADER_ALIGNMENT = 64
+
+
+class FileFormatError(PortableError, ValueError):
+    """A file that is none of ours, is damaged, or is in a format of another release."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"cannot load {path!r}: {reason}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor in a file: its dtype, shape and bytes."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    data: Bytes
+
+    @property
+    def stored(self) -> tuple[str, list[int]]:
+        """The name of the dtype and the shape under which it is stored."""
+        name = _NAMES.get(self.dtype)
+        return ("U8", [self.data.size]) if name is None else (name, list(self.shape))
+
+
+def write_file(path: str, entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> None:
+    """Write a file, and put it in the place of the one that may be there once it is complete."""
+    # The widest items first: with nothing between them, every tensor is then aligned to its items.
+    ordered = sorted(entries.items(), key=lambda item: -item[1].dtype.itemsize)
+    with _replacing(path) as stream:
+        stream.write(_header(ordered, metadata))
+        for _, entry in ordered:
+            stream.write(entry.data.data)
+
+
+def _header(entries: list[tuple[str, Entry]], metadata: Mapping[str, str]) -> bytes:
+    described: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, entry in entries:
+        start, end = end, end + entry.data.size
+        dtype, shape = entry.stored
+        described[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % _HEADER_ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+@contextmanager
+def _replacing(path: str) -> Iterator[IO[bytes]]:
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with draft.open("xb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(target)
+    except OSError as error:
+        # The user knows nothing of the draft: what cannot be written is the file.
+        if error.filename == str(draft):
+            error.filename, error.filename2 = str(target), None
+        raise
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+class MappedFile:
+    """A file that is open for reading; its tensors are private, writable views of the mapped file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FileFormatError: it is no safetensors file.
+    """
+
+    def __init__(self, path: str) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self.path = path
+        os.stat(path)
+        try:
+            self._file: Any = safe_open(path, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise FileFormatError(path, f"it is no safetensors file ({error})") from error
+
+    def __enter__(self) -> Self:
+        self._file.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.__exit__(kind, error, trace)
+
+    @cached_property
+    def metadata(self) -> dict[str, str]:
+        """What the header says beside the tensors."""
+        return self._file.metadata() or {}
+
+    def tensor(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        """One tensor, as a view of the file."""
+        from safetensors import SafetensorError
+
+        try:
+            stored: torch.Tensor = self._file.get_tensor(name)
+        except SafetensorError as error:
+            raise FileFormatError(self.path, f"it has no tensor {name!r}") from error
+        if stored.dtype is dtype:
+            return stored.view(shape)
+        if stored.data_ptr() % dtype.itemsize or stored.storage_offset() % dtype.itemsize:
+            stored = stored.clone()
+        return stored.view(dtype).view(shape)

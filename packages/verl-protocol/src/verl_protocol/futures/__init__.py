@@ -1,0 +1,1 @@
+"""Batches that are not there yet."""

@@ -1,0 +1,156 @@
+"""The same few operations for every kind of batch: DataProto, TensorDict, and futures of either."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from verl_protocol.errors import NothingToConcatError, PortableError
+from verl_protocol.kinds import is_proto, is_tensordict, proto_class
+
+if TYPE_CHECKING:
+    from verl_protocol.futures.future import DataProtoFuture
+
+__all__ = ["BatchData", "NotABatchError"]
+
+
+class NotABatchError(PortableError, TypeError):
+    """A value, or a list of values, of which no batch can be made."""
+
+    def __init__(self, verb: str, value: object) -> None:
+        kinds = [type(part).__name__ for part in value] if isinstance(value, (list, tuple)) else None
+        found = type(value).__name__ if kinds is None else f"a {type(value).__name__} of {_counted(kinds)}"
+        super().__init__(
+            f"cannot {verb} {found}: it takes a DataProto, a TensorDict or a DataProtoFuture to chunk, and "
+            "a list of one kind of them to concatenate"
+        )
+
+
+def _counted(kinds: Sequence[str]) -> str:
+    places = {kind: [place for place, other in enumerate(kinds) if other == kind] for kind in kinds}
+    return ", ".join(f"{kind} at {found}" for kind, found in places.items()) or "nothing"
+
+
+class Answer(int):
+    """Yes or no, for code that reads `is_chunkable` and for code that calls it."""
+
+    def __call__(self) -> bool:
+        """The answer."""
+        return bool(self)
+
+    def __repr__(self) -> str:
+        return repr(bool(self))
+
+
+class BatchData:
+    """A batch, a future of one, or a list of such parts, whatever their kind.
+
+    >>> import torch
+    >>> from verl_protocol import DataProto
+    >>> data = DataProto.from_dict(tensors={"a": torch.arange(4)})
+    >>> BatchData(BatchData(data).chunk(2)).concat().batch["a"]
+    tensor([0, 1, 2, 3])
+    """
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    @property
+    def is_chunkable(self) -> Answer:
+        """Whether `chunk` can split this by rows."""
+        return Answer(_kind_of(self.data) is not None)
+
+    @property
+    def is_concatable(self) -> Answer:
+        """Whether this is a list (or tuple) of parts of one kind, at least one."""
+        return Answer(isinstance(self.data, (list, tuple)) and _common_kind(self.data) is not None)
+
+    def chunk(self, chunks: int, uneven: bool = False) -> list[Any]:
+        """`chunks` parts of the rows, in order; of equal size unless `uneven`.
+
+        Raises:
+            NotABatchError: this has no rows to split.
+            UnevenChunksError: the rows do not divide by `chunks`.
+        """
+        kind = _kind_of(self.data)
+        if kind is None:
+            raise NotABatchError("chunk", self.data)
+        if kind != "TensorDict":
+            parts: list[Any] = self.data.chunk(chunks, uneven=uneven)
+            return parts
+        from verl_protocol.batch.tensordicts import split_tensordict
+
+        return split_tensordict(self.data, chunks, uneven)
+
+    def concat(self) -> Any:
+        """The rows of all parts; entries without rows must agree, and metrics become flat lists.
+
+        Raises:
+            NotABatchError: these are no parts of one kind.
+        """
+        parts = self.data
+        if isinstance(parts, (list, tuple)) and not parts:
+            raise NothingToConcatError
+        if not self.is_concatable:
+            raise NotABatchError("concatenate", parts)
+        return concat_parts(parts)
+
+
+def concat_parts(parts: Sequence[Any]) -> Any:
+    """The rows of parts that are all of one kind."""
+    kind = _common_kind(parts)
+    if kind == "DataProtoFuture":
+        return type(parts[0]).concat(list(parts))
+    if kind == "TensorDict":
+        from verl_protocol.batch.tensordicts import join_tensordicts
+
+        return join_tensordicts(parts)
+    return proto_class().concat(list(parts))
+
+
+def num_rows_of(batch: Any) -> int:
+    """The number of rows of a DataProto or TensorDict.
+
+    Raises:
+        NotABatchError: it is neither.
+    """
+    if is_proto(batch):
+        return len(batch)
+    if not is_tensordict(batch):
+        raise NotABatchError("count the rows of", batch)
+    return int((*batch.batch_size, 0)[0])
+
+
+def narrow_part(batch: Any, start: int, stop: int) -> Any:
+    """Rows `start` to `stop` as views; the metrics stay with the first row."""
+    from verl_protocol.batch.metadata import METRICS
+    from verl_protocol.batch.tensordicts import as_batch, as_tensordict
+
+    if not is_proto(batch):
+        return as_tensordict(narrow_part(as_batch(batch), start, stop), batch)
+    part = batch.slice(start, stop)
+    if start > 0:
+        part.meta_info.pop(METRICS, None)
+    return part
+
+
+def _kind_of(value: object) -> str | None:
+    if is_proto(value):
+        return "DataProto"
+    return "TensorDict" if is_tensordict(value) else _future_kind(value)
+
+
+def _future_kind(value: object) -> str | None:
+    from verl_protocol.futures.future import DataProtoFuture
+
+    return "DataProtoFuture" if isinstance(value, DataProtoFuture) else None
+
+
+def _common_kind(parts: Sequence[object]) -> str | None:
+    kinds = {_kind_of(part) for part in parts}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def as_future(value: Any) -> DataProtoFuture[Any] | None:
+    """`value`, if it is a future of a batch."""
+    return value if _future_kind(value) else None

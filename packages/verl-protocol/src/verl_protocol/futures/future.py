@@ -1,0 +1,268 @@
+"""`DataProtoFuture`: a batch that others are still making, in parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from verl_protocol.arguments import flag, whole_number
+from verl_protocol.errors import NothingToConcatError, PortableError, UnevenChunksError
+from verl_protocol.futures.any_batch import BatchData, as_future, concat_parts, narrow_part, num_rows_of
+from verl_protocol.futures.parts import (
+    Cut,
+    Deadline,
+    Fetch,
+    Part,
+    PartSpan,
+    PartTypeError,
+    Rows,
+    RowsOf,
+    overlaps,
+    span_of,
+    values_of,
+    wait_async,
+)
+from verl_protocol.kinds import is_batch, proto_class
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+__all__ = ["BatchData", "DataProtoFuture", "PartRowsError", "PartTypeError", "RowCountsError"]
+
+
+if TYPE_CHECKING:
+    B_co = TypeVarWithDefault("B_co", covariant=True, default=Any)
+else:
+    B_co = TypeVar("B_co", covariant=True)
+
+
+class RowCountsError(PortableError, ValueError):
+    """Row counts that do not go with the parts."""
+
+    def __init__(self, num_parts: int, num_counts: int) -> None:
+        super().__init__(f"row_counts needs one entry per part: {num_parts} parts, {num_counts} counts")
+
+
+class PartRowsError(PortableError, ValueError):
+    """A part with fewer rows than was announced."""
+
+    def __init__(self, part: int, announced: int, found: int) -> None:
+        super().__init__(f"part {part} was announced with {announced} rows, but has {found}")
+
+
+_MOST_CUTS = 3
+"""A repr shows so many of the cuts that were made, the last ones."""
+
+
+def concat_batches(values: Sequence[Any]) -> Any:
+    """The rows of all parts, one part after the other: how a future is collected unless it says otherwise."""
+    return BatchData(list(values)).concat()
+
+
+class DataProtoFuture(Generic[B_co]):
+    """A batch (DataProto or TensorDict) whose parts are futures; handing it on fetches nothing.
+
+    Args:
+        collect_fn: makes the batch of the list of the parts' values.
+        futures: the parts: anything with `result(timeout)`, or with `future()` returning such.
+        dispatch_fn: what becomes of the collected batch; None leaves it as it is.
+        row_counts: how many rows each part contributes, each an int or a future of one; rows of a part beyond
+            its count are padding. With it, a chunk fetches only the parts that its rows overlap.
+        row_aligned: whether `collect_fn` puts the parts' rows one after the other; None: if it is `concat`.
+
+    Raises:
+        RowCountsError: not one row count per part.
+
+    >>> import torch
+    >>> from verl_protocol import DataProto
+    >>> from concurrent.futures import Future
+    >>> part: Future[DataProto] = Future()
+    >>> batch = DataProtoFuture.concat([part])
+    >>> half = batch.chunk(2)[1]
+    >>> part.set_result(DataProto.from_dict(tensors={"a": torch.arange(4)}))
+    >>> half.get().batch["a"]
+    tensor([2, 3])
+    """
+
+    def __init__(
+        self,
+        collect_fn: Callable[[list[Any]], Any],
+        futures: Sequence[Part],
+        dispatch_fn: Callable[[Any], Any] | None = None,
+        *,
+        row_counts: Sequence[Any] | None = None,
+        row_aligned: bool | None = None,
+    ) -> None:
+        if row_counts is not None and len(row_counts) != len(futures):
+            raise RowCountsError(len(futures), len(row_counts))
+        if row_aligned is None:
+            row_aligned = _is_concat(collect_fn)
+        self.collect_fn = collect_fn
+        self.futures = list(futures)
+        self.dispatch_fn = dispatch_fn
+        self.row_counts = None if row_counts is None else list(row_counts)
+        self.row_aligned = row_aligned
+        self._cuts: tuple[Cut | Rows, ...] = ()
+
+    def __repr__(self) -> str:
+        parts = f"{len(self.futures)} part{'' if len(self.futures) == 1 else 's'}"
+        cuts = "".join(f", {cut}" for cut in self._cuts[-_MOST_CUTS:])
+        return f"{type(self).__name__}({parts}{', ...' if len(self._cuts) > _MOST_CUTS else ''}{cuts})"
+
+    @staticmethod
+    def concat(data: Sequence[Part]) -> DataProtoFuture[Any]:
+        """The future of all rows of these parts, which may be such futures themselves.
+
+        Raises:
+            NothingToConcatError: no parts.
+        """
+        if not data:
+            raise NothingToConcatError
+        counts = [RowsOf(part) for part in data] if all(map(_tells_rows, data)) else None
+        return DataProtoFuture(concat_batches, data, row_counts=counts)
+
+    def chunk(self, chunks: int, uneven: bool = False) -> list[DataProtoFuture[B_co]]:
+        """`chunks` futures of consecutive rows, of this batch or of the chunk of it that this is.
+
+        Whether the rows divide by `chunks` shows when a chunk is fetched: `get` then raises
+        UnevenChunksError, unless `uneven` or auto padding allows sizes that differ by one.
+
+        Raises:
+            InvalidCountError: `chunks` is less than 1.
+        """
+        count = whole_number("chunks", chunks, 1)
+        return [self._cut(Cut(count, piece, flag("uneven", uneven))) for piece in range(count)]
+
+    def _cut(self, cut: Cut | Rows) -> DataProtoFuture[B_co]:
+        piece: DataProtoFuture[B_co] = object.__new__(type(self))
+        piece.__dict__.update(self.__dict__)
+        piece._cuts = (*self._cuts, cut)
+        return piece
+
+    def get(self, timeout: float | None = None, fetch: Fetch | None = None) -> B_co:
+        """The batch, after waiting for the parts that it needs.
+
+        Args:
+            timeout: seconds to wait for all parts together; None waits as long as it takes.
+            fetch: gives the values of a list of parts at once; None waits for one after the other.
+
+        Raises:
+            TimeoutError: a part was not there in time.
+            UnevenChunksError: the rows do not divide by the number of chunks.
+        """
+        deadline = Deadline(timeout)
+        counts = values_of(self._known_counts(), deadline, fetch)
+        spans = self._spans(counts)
+        return self._made_of(spans, counts, values_of(self._wanted(spans), deadline, fetch))
+
+    async def aget(self, timeout: float | None = None) -> B_co:
+        """As `get`, without blocking the event loop; the parts are awaited together.
+
+        Raises:
+            TimeoutError: a part was not there in time; the parts go on all the same.
+        """
+        async with asyncio.timeout(timeout):
+            counts = await asyncio.gather(*map(wait_async, self._known_counts()))
+            spans = self._spans(counts)
+            values = await asyncio.gather(*map(wait_async, self._wanted(spans)))
+            return self._made_of(spans, counts, values)
+
+    def __await__(self) -> Generator[Any, None, B_co]:
+        return self.aget().__await__()
+
+    def result(self, timeout: float | None = None) -> B_co:
+        """As `get`: such a future can be a part of another one."""
+        return self.get(timeout)
+
+    def row_count(self, timeout: float | None = None, fetch: Fetch | None = None) -> int:
+        """How many rows this has; without row counts, all parts are fetched to know.
+
+        Raises:
+            TimeoutError: it was not known in time.
+        """
+        deadline = Deadline(timeout)
+        counts = values_of(self._known_counts(), deadline, fetch)
+        span = self._span(counts)
+        if span is None:
+            return num_rows_of(self.get(deadline.left, fetch))
+        return span[1] - span[0]
+
+    @property
+    def tells_rows(self) -> bool:
+        """Whether the parts that certain rows lie in are known without fetching any."""
+        return self.row_aligned and self.dispatch_fn is None and self.row_counts is not None
+
+    def _known_counts(self) -> list[Any]:
+        return self.row_counts if self.tells_rows and self.row_counts is not None else []
+
+    def _span(self, counts: Sequence[int]) -> tuple[int, int] | None:
+        """The rows of all parts that this consists of; None where only the whole batch can tell."""
+        if not counts:
+            return None
+        try:
+            return span_of(self._cuts, sum(counts))
+        except UnevenChunksError:
+            # The batch itself may allow it: one with auto padding does.
+            return None
+
+    def _spans(self, counts: Sequence[int]) -> list[PartSpan] | None:
+        """The pieces of parts that this consists of; None where the whole batch is needed."""
+        span = self._span(counts) if self._cuts else None
+        return overlaps(counts, *span) if span is not None and any(counts) else None
+
+    def _wanted(self, spans: list[PartSpan] | None) -> list[Part]:
+        if spans is None:
+            return self.futures
+        return [self._share(self.futures[span.part], span) for span in spans]
+
+    def _share(self, part: Part, span: PartSpan) -> Part:
+        within = as_future(part)
+        return part if within is None else within._cut(Rows(span.start, span.stop))
+
+    def _made_of(self, spans: list[PartSpan] | None, counts: Sequence[int], values: Sequence[Any]) -> B_co:
+        if spans is None:
+            return self._of_whole(values, counts)
+        pieces = [self._piece(span, value) for span, value in zip(spans, values, strict=True)]
+        batch: B_co = pieces[0] if len(pieces) == 1 else concat_parts(pieces)
+        return batch
+
+    def _piece(self, span: PartSpan, value: Any) -> Any:
+        if as_future(self.futures[span.part]) is not None:
+            return value
+        if (found := num_rows_of(value)) < span.stop:
+            raise PartRowsError(span.part, span.stop, found)
+        return narrow_part(value, span.start, span.stop)
+
+    def _of_whole(self, values: Sequence[Any], counts: Sequence[int]) -> B_co:
+        if counts and _is_concat(self.collect_fn):
+            announced = enumerate(zip(values, counts, strict=True))
+            values = [_without_padding(part, value, count) for part, (value, count) in announced]
+        whole = self.collect_fn(list(values))
+        if self.dispatch_fn is not None:
+            whole = self.dispatch_fn(whole)
+        for cut in self._cuts:
+            whole = _cut_batch(whole, cut)
+        result: B_co = whole
+        return result
+
+
+def _is_concat(collect_fn: object) -> bool:
+    return collect_fn is concat_batches or collect_fn is getattr(proto_class(), "concat", concat_batches)
+
+
+def _without_padding(part: int, value: Any, count: int) -> Any:
+    if (found := num_rows_of(value)) < count:
+        raise PartRowsError(part, count, found)
+    return narrow_part(value, 0, count) if found > count else value
+
+
+def _cut_batch(batch: Any, cut: Cut | Rows) -> Any:
+    if isinstance(cut, Rows) or (cut.uneven and num_rows_of(batch)):
+        return narrow_part(batch, *cut.span(num_rows_of(batch)))
+    # Of a batch without rows all pieces look alike, but only the first has the metrics.
+    return BatchData(batch).chunk(cut.num_pieces, cut.uneven)[cut.piece]
+
+
+def _tells_rows(part: Part) -> bool:
+    return is_batch(part) or (isinstance(part, DataProtoFuture) and part.tells_rows)

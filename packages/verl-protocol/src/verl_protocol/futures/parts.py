@@ -1,0 +1,226 @@
+"""One part of a future batch, whatever kind of future it is: waited for, or awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from verl_protocol.columns.partition import boundaries, even_sizes
+from verl_protocol.errors import PortableError, UnevenChunksError
+from verl_protocol.futures.any_batch import as_future, num_rows_of
+from verl_protocol.kinds import is_batch
+
+
+@runtime_checkable
+class SupportsResult(Protocol):
+    """A future that can be waited for, as those of `concurrent.futures`."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The value, after at most `timeout` seconds."""
+
+
+@runtime_checkable
+class SupportsFuture(Protocol):
+    """A reference that gives such a future, as Ray's ObjectRef does."""
+
+    def future(self) -> SupportsResult:
+        """A future of the value."""
+
+
+Part: TypeAlias = SupportsResult | SupportsFuture | Any
+"""A future, a reference that gives one, a batch that is there already, or a future of a batch."""
+
+
+Fetch: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+"""Gives the values of many parts at once, in order."""
+
+
+class PartTypeError(PortableError, TypeError):
+    """A part that can be waited for in no known way."""
+
+    def __init__(self, part: object) -> None:
+        super().__init__(
+            f"a part of a DataProtoFuture must have result(timeout), or future() returning such, or be a "
+            f"batch; got {type(part).__name__}"
+        )
+
+
+class Deadline:
+    """How much of a time limit is left, shared by everything that is waited for."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._end = None if timeout is None else time.monotonic() + timeout
+
+    @property
+    def left(self) -> float | None:
+        """Seconds left, at least 0; None without a limit."""
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+
+def values_of(parts: Sequence[Part], deadline: Deadline, fetch: Fetch | None = None) -> list[Any]:
+    """The values of all parts, in order.
+
+    Raises:
+        TimeoutError: one was not there in time.
+        PartTypeError: there is no way to wait for one.
+    """
+    distant = [part for part in parts if not is_near(part)] if fetch is not None else []
+    fetched = iter(fetch(distant)) if fetch is not None and distant else iter(())
+    return [
+        next(fetched) if distant and not is_near(part) else wait_for(part, deadline, fetch) for part in parts
+    ]
+
+
+def is_near(part: Part) -> bool:
+    """Whether no backend is needed to get at this part: it is there, or it is a future of this package."""
+    return isinstance(part, (int, np.integer, RowsOf)) or is_batch(part) or as_future(part) is not None
+
+
+def wait_for(part: Part, deadline: Deadline, fetch: Fetch | None = None) -> Any:
+    """The value of one part; see `values_of`."""
+    if (batch := as_future(part)) is not None:
+        return batch.get(deadline.left, fetch)
+    if isinstance(part, RowsOf):
+        return part.count(deadline, fetch)
+    if is_near(part):
+        return part
+    if isinstance(part, SupportsResult):
+        return part.result(deadline.left)
+    if isinstance(part, SupportsFuture):
+        return part.future().result(deadline.left)
+    raise PartTypeError(part)
+
+
+async def wait_async(part: Part) -> Any:
+    """The value of a part, without blocking the event loop; giving up does not cancel the part itself.
+
+    Raises:
+        PartTypeError: there is no way to wait for it.
+    """
+    if (batch := as_future(part)) is not None:
+        return await batch.aget()
+    if isinstance(part, RowsOf):
+        return await asyncio.to_thread(part.count, Deadline(None), None)
+    if is_near(part):
+        return part
+    if isinstance(part, SupportsFuture) and not isinstance(part, SupportsResult):
+        part = part.future()
+    if isinstance(part, concurrent.futures.Future):
+        return await asyncio.shield(asyncio.wrap_future(part))
+    if inspect.isawaitable(part):
+        return await asyncio.shield(part)
+    if isinstance(part, SupportsResult):
+        return await asyncio.to_thread(part.result)
+    raise PartTypeError(part)
+
+
+@dataclass(frozen=True)
+class RowsOf:
+    """How many rows a part has: one that can tell without being fetched."""
+
+    part: Part
+
+    def count(self, deadline: Deadline, fetch: Fetch | None) -> int:
+        """The number of rows."""
+        batch = as_future(self.part)
+        return num_rows_of(self.part) if batch is None else batch.row_count(deadline.left, fetch)
+
+
+# --- Which rows of which parts a share of a batch consists of, before any part has been fetched -----------
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The choice of one of several consecutive pieces."""
+
+    num_pieces: int
+    piece: int
+    uneven: bool
+
+    def __str__(self) -> str:
+        return f"piece {self.piece} of {self.num_pieces}"
+
+    def span(self, num_rows: int) -> tuple[int, int]:
+        """Where the piece begins and ends among `num_rows` rows.
+
+        Raises:
+            UnevenChunksError: the rows do not divide by the number of pieces.
+        """
+        if num_rows % self.num_pieces and not self.uneven:
+            raise UnevenChunksError(num_rows, self.num_pieces)
+        ends = boundaries(even_sizes(num_rows, self.num_pieces))
+        return ends[self.piece], ends[self.piece + 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The choice of rows `start` to `stop`."""
+
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"rows {self.start} to {self.stop}"
+
+    def span(self, num_rows: int) -> tuple[int, int]:
+        """These rows."""
+        return self.start, self.stop
+
+
+def span_of(cuts: Sequence[Cut | Rows], num_rows: int) -> tuple[int, int]:
+    """The rows that are left of `num_rows` after one cut upon another.
+
+    >>> span_of([Cut(2, 1, False), Cut(2, 0, False)], 8)
+    (4, 6)
+    """
+    start, stop = 0, num_rows
+    for cut in cuts:
+        first, last = cut.span(stop - start)
+        start, stop = start + first, start + last
+    return start, stop
+
+
+@dataclass(frozen=True, slots=True)
+class PartSpan:
+    """Rows `start` to `stop` of the part number `part`."""
+
+    part: int
+    start: int
+    stop: int
+
+
+def overlaps(row_counts: Sequence[int], start: int, stop: int) -> list[PartSpan]:
+    """The pieces of parts that rows `start` to `stop` of all of them consist of.
+
+    A part without rows, which may carry metrics, belongs to the span in which it lies, so that spans side by
+    side name each part at least once. A span without rows names one part, which tells its columns.
+
+    >>> overlaps([4, 4], 2, 6)
+    [PartSpan(part=0, start=2, stop=4), PartSpan(part=1, start=0, stop=2)]
+    """
+    ends = boundaries(row_counts)
+    found = [
+        PartSpan(part, max(start, first) - first, min(stop, last) - first)
+        for part, (first, last) in enumerate(pairwise(ends))
+        if (first < stop and start < last) or (first == last and _holds(start, stop, first, ends[-1]))
+    ]
+    return found or [_empty_span(ends, start)]
+
+
+def _holds(start: int, stop: int, place: int, end: int) -> bool:
+    return start <= place < stop or (start < stop == end == place)
+
+
+def _empty_span(ends: Sequence[int], place: int) -> PartSpan:
+    for part, (first, last) in enumerate(pairwise(ends)):
+        if place <= last:
+            return PartSpan(part, place - first, place - first)
+    return PartSpan(0, 0, 0)

@@ -1,0 +1,154 @@
+"""Bytes of arrays and tensors on their way into a pickle and out of it.
+
+On the way in, the bytes become a `pickle.PickleBuffer` (protocol 5: whoever pickles may keep it out of the
+pickle, so nothing is copied), or a bytes object below protocol 5. On the way out, a buffer is either copied
+or used as it is; `ReadyBuffer` marks those for which that has been decided.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_protocol.errors import PortableError
+
+Bytes: TypeAlias = NDArray[np.uint8]
+"""Raw bytes as a 1-D numpy array."""
+
+Readers: TypeAlias = Literal["one", "many", "read_only"]
+"""Who reads a buffer: one reader (who may write into it), many (each takes a copy), many that never write."""
+
+Reduction: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function and its arguments, which make a value again, as `object.__reduce__` gives them."""
+
+Part: TypeAlias = Callable[[Any], Any]
+"""Gives the form in which a value inside another one goes into the pickle."""
+
+SMALL_BYTES = 256
+"""Fewer bytes than this stay inside the pickle: a buffer of its own would cost more than the copy."""
+
+_ALIGNMENT = 16
+
+
+def array_bytes(array: NDArray[Any]) -> Bytes:
+    """The bytes of an array without objects: a view where the array is C-contiguous."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    # A read-only PickleBuffer would come back as an object that no reader may write into.
+    return flat if flat.flags.writeable else writable_view(flat)
+
+
+def outgoing(data: Bytes, protocol: int) -> pickle.PickleBuffer | bytearray | bytes | None:
+    """The form in which bytes go into a pickle of this protocol."""
+    if not data.size:
+        return None
+    if protocol < 5:
+        return data.tobytes()
+    return pickle.PickleBuffer(data.data) if data.size >= SMALL_BYTES else bytearray(data)
+
+
+class ReadyBuffer(np.ndarray[Any, Any]):
+    """Bytes that the reader of a pickle may use as they are, without another copy."""
+
+
+def incoming(data: Any) -> Bytes:
+    """Bytes from a pickle, writable and shared with nobody, unless a `ReadyBuffer` says otherwise."""
+    if type(data) is ReadyBuffer:
+        return data.view(np.ndarray)
+    # Only the unpickler makes bytearrays, and it makes each for one reader.
+    view: Bytes = np.frombuffer(data, np.uint8)
+    return view if type(data) is bytearray else view.copy()
+
+
+def ready_buffers(buffers: Iterable[Any], readers: Readers) -> list[ReadyBuffer]:
+    """Buffers as they came with a pickle, made ready for readers of this kind."""
+    return [_ready(buffer, readers) for buffer in buffers]
+
+
+def _ready(buffer: Any, readers: Readers) -> ReadyBuffer:
+    view: Bytes = np.frombuffer(buffer, np.uint8)
+    if readers == "many":
+        return (view if type(buffer) is bytearray else view.copy()).view(ReadyBuffer)
+    address = _address_of(view)
+    if address % _ALIGNMENT:
+        view = view.copy()
+    elif not view.flags.writeable and readers != "read_only":
+        view = writable_view(view, address)
+    return view.view(ReadyBuffer)
+
+
+def _address_of(array: Bytes) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+class _WritableMemory:
+    """The memory of a read-only array, offered as writable; it keeps the array alive."""
+
+    def __init__(self, array: Bytes, address: int) -> None:
+        self._array = array
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": array.shape,
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def writable_view(array: Bytes, address: int | None = None) -> Bytes:
+    """The same memory as a writable array: torch knows no read-only tensors and warns about such memory."""
+    return np.asarray(_WritableMemory(array, _address_of(array) if address is None else address))
+
+
+def as_array(data: Bytes, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray[Any]:
+    """An array over these bytes."""
+    return data.view(dtype).reshape(shape)
+
+
+# --- The version that every payload begins with, and the errors about payloads of another release ---------
+
+
+WIRE_VERSION = 3
+"""The format that this release writes, and the only one that it reads."""
+
+
+class WireVersionError(PortableError, ValueError):
+    """A payload in a format that this release cannot read."""
+
+    def __init__(self, found: object) -> None:
+        super().__init__(
+            f"the payload is in wire format {found!r}, but verl-protocol {version('verl-protocol')} reads "
+            f"wire format {WIRE_VERSION}; write and read it with the same release"
+        )
+
+
+class UnknownDtypeError(PortableError, ValueError):
+    """A payload with a dtype that this release of torch does not have."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the payload holds a tensor of dtype {name!r}, which torch {version('torch')} does not know; "
+            "load it with the release of torch that wrote it, or convert the column before sending"
+        )
+
+
+def checked_version(found: object) -> object:
+    """`found`, if this release reads that format.
+
+    Raises:
+        WireVersionError: it does not.
+    """
+    if found != WIRE_VERSION:
+        raise WireVersionError(found)
+    return found
+
+
+class VersionTag:
+    """The first thing in a payload, so that it is checked before the rest is read."""
+
+    def __reduce__(self) -> Any:
+        return checked_version, (WIRE_VERSION,)

@@ -1,0 +1,136 @@
+"""Finds the tensors and arrays inside a value and says how each of them goes into a pickle.
+
+There are two ways to them. A pickler of our own asks `Encoder.reduce` about every object that it meets. In a
+pickle that somebody else makes, `Encoder.part` puts a `Sent` in the place of each tensor beforehand.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_protocol.batch.state import BatchState, reduce_batch
+from verl_protocol.kinds import is_tensordict
+from verl_protocol.wire.arrays import reduce_array
+from verl_protocol.wire.buffers import Reduction
+from verl_protocol.wire.reduce import is_plain, reduce_dense, reduce_tensor, reduce_tensordict, restore_alias
+
+_PLAIN = frozenset([str, int, float, bool, bytes, complex, type(None)])
+"""Types of values that hold nothing else."""
+
+
+class Sent:
+    """Stands for a value in somebody else's pickle; the reader finds the value itself in its place."""
+
+    __slots__ = ("_encoder", "_value")
+
+    def __init__(self, encoder: Encoder, value: Any) -> None:
+        self._encoder: Encoder | None = encoder
+        self._value = value
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        encoder = self._encoder or Encoder(int(protocol))
+        # The encoder knows this object: without this, only the cycle collector would free the tensors.
+        self._encoder = None
+        reduction = encoder.reduce(self._value)
+        return self._value.__reduce_ex__(protocol) if reduction is None else reduction
+
+
+class Encoder:
+    """The form of each value of one pickle; values that are one object when sent are one when read.
+
+    Args:
+        protocol: the protocol of the pickle.
+        asked: whether the pickler asks about every object, so that nothing has to be put in its place.
+    """
+
+    def __init__(self, protocol: int, asked: bool = False) -> None:
+        self._protocol = protocol
+        self._asked = asked
+        self._sent: dict[int, tuple[Any, Any]] = {}
+        self._memory: dict[int, torch.Tensor] = {}
+
+    def part(self, value: Any) -> Any:
+        """The form in which a value inside another one goes into the pickle."""
+        return value if self._asked else self._replace(value)
+
+    def reduce(self, value: Any) -> Reduction | None:
+        """The function and arguments that make `value` again; None where pickle knows best."""
+        if isinstance(value, torch.Tensor):
+            return self._reduce_tensor(value)
+        if type(value) is np.ndarray:
+            return reduce_array(value, self._protocol, self.part)
+        if isinstance(value, BatchState):
+            return reduce_batch(value, self.part)
+        return reduce_tensordict(value, self.part)
+
+    def _reduce_tensor(self, tensor: torch.Tensor) -> Reduction | None:
+        if not is_plain(tensor):
+            return reduce_tensor(tensor, self._protocol, self.part)
+        first = self._first_over_same_memory(tensor)
+        if first is not tensor:
+            return restore_alias, (self.part(first),)
+        return reduce_dense(tensor, self._protocol)
+
+    def _first_over_same_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        address = tensor.data_ptr()
+        # The tensor is kept, so its address cannot come to mean another one.
+        first = self._memory.setdefault(address, tensor)
+        return first if first is tensor or _are_aliases(first, tensor) else tensor
+
+    def _replace(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        known = self._sent.get(id(value))
+        if known is not None:
+            return known[1]
+        if kind is torch.Tensor or kind is np.ndarray:
+            return self._remember(value, Sent(self, value))
+        if kind is dict or kind is OrderedDict or kind is defaultdict:
+            return self._replace_values(value)
+        if kind is list or kind is tuple or hasattr(kind, "_fields"):
+            return self._replace_items(value)
+        if isinstance(value, (torch.Tensor, BatchState)) or is_tensordict(value):
+            return self._remember(value, Sent(self, value))
+        return value
+
+    def _replace_items(self, value: Any) -> Any:
+        if _PLAIN.issuperset(map(type, value)):
+            return value
+        self._remember(value, value)  # what a cycle leads back to
+        items = [self._replace(item) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        make = getattr(type(value), "_make", type(value))  # named tuples take their items one by one
+        return self._remember(value, make(items))
+
+    def _replace_values(self, value: dict[Any, Any]) -> Any:
+        if _PLAIN.issuperset(map(type, value.values())):
+            return value
+        self._remember(value, value)  # what a cycle leads back to
+        entries = {key: self._replace(entry) for key, entry in value.items()}
+        if all(entries[key] is entry for key, entry in value.items()):
+            return value
+        changed = copy.copy(value)  # keeps what an OrderedDict or defaultdict has besides
+        changed.update(entries)
+        return self._remember(value, changed)
+
+    def _remember(self, value: Any, form: Any) -> Any:
+        # The value is kept beside its form, so its id cannot come to mean another object.
+        self._sent[id(value)] = (value, form)
+        return form
+
+
+def _are_aliases(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two plain tensors that begin at one address are names for the same thing."""
+
+    def described(tensor: torch.Tensor) -> tuple[Any, ...]:
+        flags = (tensor.device, tensor.is_conj(), tensor.is_neg())
+        return (tensor.dtype, tensor.shape, tensor.stride(), *flags)
+
+    return first.data_ptr() != 0 and described(first) == described(second)

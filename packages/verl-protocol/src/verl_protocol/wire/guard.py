@@ -1,0 +1,88 @@
+"""Notices writes into tensors that were read as views of memory which others read too.
+
+torch has no read-only tensors, but it counts in-place writes. The count is seen by every view of the memory,
+so one look after the work is done tells whether something was written. Writes through `.numpy()` or `.data`
+are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from verl_protocol.errors import PortableError
+from verl_protocol.kinds import is_tensor
+from verl_protocol.wire.walk import leaves
+
+if TYPE_CHECKING:
+    import torch
+
+
+T = TypeVar("T")
+
+GUARD_ATTRIBUTE = "_verl_protocol_guard"
+"""Name of the attribute by which read-only tensors are found; it never travels."""
+
+
+class ReadOnlyWriteError(PortableError, RuntimeError):
+    """An in-place write into a tensor that was handed out for reading only."""
+
+    def __init__(self, column: str) -> None:
+        self.column = column
+        super().__init__(
+            f"{column!r} was written to in place, but it was passed read-only: its memory is shared with "
+            "other readers, which now see the change too; write into a clone, or pass it without read_only"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Guard:
+    """The tensors of one payload, each with its name, its write count when read, and a view of its memory."""
+
+    watched: tuple[tuple[str, int, torch.Tensor], ...]
+
+    def check(self) -> None:
+        for name, version, view in self.watched:
+            if view._version != version:
+                raise ReadOnlyWriteError(name)
+
+
+def watch(value: T, made: Sequence[torch.Tensor] | None = None) -> T:
+    """`value`, whose tensors `check_unwritten` can tell about from now on.
+
+    Args:
+        made: the tensors that share memory with others; None for all.
+    """
+    # Tensors made under inference mode count no writes.
+    tensors = [(name, tensor) for name, tensor in _tensors(value, made) if not tensor.is_inference()]
+    guard = _Guard(tuple((name, tensor._version, tensor.detach()) for name, tensor in tensors))
+    for _, tensor in tensors:
+        setattr(tensor, GUARD_ATTRIBUTE, guard)
+    return value
+
+
+def _tensors(value: object, made: Sequence[torch.Tensor] | None) -> Iterator[tuple[str, torch.Tensor]]:
+    sought = None if made is None else set(map(id, made))
+    if sought == set():
+        return
+    for name, leaf in leaves(value):
+        if is_tensor(leaf):
+            yield name, leaf
+            if sought is not None:
+                sought.discard(id(leaf))
+                # Behind the last of them may lie thousands of objects without any tensor.
+                if not sought:
+                    return
+
+
+def check_unwritten(value: object) -> None:
+    """Raises if a tensor that came read-only in the same payload as one in `value` was written to in place.
+
+    Raises:
+        ReadOnlyWriteError: it was; the error names the column.
+    """
+    for _, leaf in leaves(value):
+        guard: _Guard | None = getattr(leaf, GUARD_ATTRIBUTE, None)
+        if guard is not None:
+            guard.check()

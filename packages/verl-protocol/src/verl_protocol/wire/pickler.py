@@ -1,0 +1,61 @@
+"""A pickler that asks about every object first whether it is a tensor, an array or a batch."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from functools import cache
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from verl_protocol.wire.arrays import reduce_array
+
+if TYPE_CHECKING:
+    from verl_protocol.wire.buffers import Reduction
+    from verl_protocol.wire.encoder import Encoder
+
+__all__ = ["asking_pickler"]
+
+
+_NEVER_REDUCED = frozenset([type, FunctionType, BuiltinFunctionType, MethodType])
+"""Types of objects that a pickler asks about often, and of which the encoder knows nothing."""
+
+
+@cache
+def asking_pickler(base: type[pickle.Pickler]) -> type[pickle.Pickler]:
+    """A pickler like `base` that asks an `Encoder` first."""
+    fallback = getattr(base, "reducer_override", None)
+
+    class AskingPickler(base):  # type: ignore[valid-type, misc]
+        _encoder: Encoder | None = None
+
+        def reducer_override(self, obj: Any) -> Any:
+            if type(obj) not in _NEVER_REDUCED:
+                if self._encoder is None:
+                    self._encoder = _encoder_if_needed()
+                encoder = self._encoder
+                reduction = _without_torch(obj) if encoder is None else encoder.reduce(obj)
+                if reduction is not None:
+                    return reduction
+            return NotImplemented if fallback is None else fallback(self, obj)
+
+    return AskingPickler
+
+
+def _encoder_if_needed() -> Encoder | None:
+    """None as long as nobody has imported torch: then there are neither tensors nor batches."""
+    if "torch" not in sys.modules:
+        return None
+    from verl_protocol.wire.encoder import Encoder
+
+    return Encoder(5, asked=True)
+
+
+def _without_torch(value: Any) -> Reduction | None:
+    return reduce_array(value, 5, _as_it_is) if type(value) is np.ndarray else None
+
+
+def _as_it_is(value: Any) -> Any:
+    return value

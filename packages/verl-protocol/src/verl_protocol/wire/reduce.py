@@ -1,0 +1,285 @@
+"""How one tensor is written into a pickle, and how it is made again.
+
+Every function `reduce_*` answers as `object.__reduce__` does: a function of this module and its arguments.
+They hold plain values and raw bytes, so any dtype travels, nothing is allocated on a device unless asked for,
+and a view ships only its own bytes. None stands for "pickle it as usual".
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from verl_protocol.columns.dense import as_plain
+from verl_protocol.columns.jagged import build_jagged, jagged_parts, jagged_view
+from verl_protocol.columns.objects import build_tensordict, object_column
+from verl_protocol.kinds import is_jagged, is_tensordict
+from verl_protocol.wire.buffers import (
+    Bytes,
+    Part,
+    Reduction,
+    UnknownDtypeError,
+    incoming,
+    outgoing,
+    writable_view,
+)
+from verl_protocol.wire.guard import GUARD_ATTRIBUTE
+
+# --- The bytes of a tensor, and a tensor over bytes -------------------------------------------------------
+
+
+_NUMPY_DTYPES: dict[torch.dtype, Any] = {
+    getattr(torch, name): np.dtype(name)
+    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+} | {torch.complex64: np.dtype("complex64"), torch.complex128: np.dtype("complex128")}
+"""Dtypes that numpy knows too; for the others (bf16, fp8, ...) bytes need no name."""
+
+
+def tensor_bytes(tensor: torch.Tensor) -> Bytes:
+    """The bytes of a dense tensor, row by row: a view where the tensor is contiguous and on the CPU."""
+    plain = tensor.detach() if tensor.requires_grad else tensor
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    if not plain.is_cpu:
+        plain = plain.contiguous().cpu()
+    if not plain.is_contiguous():
+        plain = as_plain(plain).contiguous().view(plain.dtype)
+    if plain.dtype not in _NUMPY_DTYPES:
+        plain = plain.reshape(-1).view(torch.uint8)
+    array: NDArray[Any] = plain.numpy()
+    return array.reshape(-1).view(np.uint8)
+
+
+def as_tensor(data: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """A tensor over these bytes."""
+    if not data.flags.writeable:
+        data = writable_view(data)
+    numpy_dtype = _NUMPY_DTYPES.get(dtype)
+    if numpy_dtype is None:
+        return torch.from_numpy(data).view(dtype).view(shape)
+    # The same views by way of numpy take a third of the time.
+    return torch.from_numpy(data.view(numpy_dtype).reshape(shape))
+
+
+# --------------------------------------------------------------------------------------------------------
+
+
+class _Target(threading.local):
+    device: torch.device | None = None
+    counted: list[torch.Tensor] | None = None
+
+
+_target = _Target()
+
+
+def target_device() -> torch.device | None:
+    """The device that this thread loads on, None if it asked for none."""
+    return _target.device
+
+
+@contextmanager
+def loading_on(device: torch.device | str | int | None) -> Iterator[None]:
+    """Tensors that this thread unpickles inside the block land on `device`; without it, on the CPU."""
+    before = _target.device
+    _target.device = None if device is None else torch.device(device)
+    try:
+        yield
+    finally:
+        _target.device = before
+
+
+@contextmanager
+def counting_writes() -> Iterator[list[torch.Tensor]]:
+    """What this thread unpickles inside the block counts in-place writes, as `wire_guard` needs it.
+
+    The list that the block is given fills with the dense tensors that were made.
+    """
+    before = _target.counted
+    counted = _target.counted = []
+    try:
+        # Tensors made under inference mode count no writes.
+        with torch.inference_mode(False):
+            yield counted
+    finally:
+        _target.counted = before
+
+
+def reduce_tensor(tensor: torch.Tensor, protocol: int, part: Part) -> Reduction | None:
+    """The reduction of a tensor that is not plain; None where only torch can take it apart (sparse, ...)."""
+    if tensor.is_nested:
+        return _reduce_jagged(tensor, part) if is_jagged(tensor) else _reduce_strided_nested(tensor, part)
+    if is_dense(tensor) and not has_own_storage_rules(tensor):
+        return _reduce_decorated(tensor, part)
+    return None
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether dtype, shape and bytes say all about the tensor."""
+    if type(tensor) is not torch.Tensor or tensor.requires_grad or tensor.__dict__:
+        return False
+    return is_dense(tensor)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's elements lie in memory by strides, one number each."""
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
+
+
+def has_own_storage_rules(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's class keeps its data elsewhere than in a storage of its own (DTensor and such)."""
+    kind = type(tensor)
+    own = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    return own or torch.nn.parameter.is_lazy(tensor)
+
+
+@cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """The dtype's name, for example `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+@cache
+def dtype_named(name: str) -> torch.dtype:
+    """The dtype of this name.
+
+    Raises:
+        UnknownDtypeError: there is none.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UnknownDtypeError(name)
+    return dtype
+
+
+def reduce_dense(tensor: torch.Tensor, protocol: int) -> Reduction:
+    """The reduction of a plain tensor: dtype, shape and bytes."""
+    shape = tuple(tensor.shape)
+    if tensor.is_meta:
+        return restore_meta, (dtype_name(tensor.dtype), shape)
+    return restore_dense, (dtype_name(tensor.dtype), shape, outgoing(tensor_bytes(tensor), protocol))
+
+
+def restore_dense(dtype: str, shape: Sequence[int], data: Any) -> torch.Tensor:
+    """A dense tensor from its bytes, or from None where it has none."""
+    if data is None:
+        return torch.empty(shape, dtype=dtype_named(dtype), device=_target.device)
+    tensor = as_tensor(incoming(data), dtype_named(dtype), shape)
+    return _made(tensor if _target.device is None else tensor.to(_target.device))
+
+
+def _made(tensor: torch.Tensor) -> torch.Tensor:
+    if _target.counted is not None:
+        _target.counted.append(tensor)
+    return tensor
+
+
+def restore_meta(dtype: str, shape: Sequence[int]) -> torch.Tensor:
+    """A tensor without data."""
+    return torch.empty(shape, dtype=dtype_named(dtype), device="meta")
+
+
+def restore_alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor over the same memory: what were two names for it (tied weights) still are."""
+    return _made(tensor.detach())
+
+
+def _reduce_decorated(tensor: torch.Tensor, part: Part) -> Reduction:
+    # A file-backed tensor of tensordict is a path on this machine; what travels is its data.
+    kind = torch.Tensor if type(tensor).__name__ == "MemoryMappedTensor" else type(tensor)
+    attributes = {} if kind is not type(tensor) else dict(tensor.__dict__)
+    attributes.pop(GUARD_ATTRIBUTE, None)
+    # A gradient graph stays behind, so only leaves ask for gradients again.
+    wants_gradient = tensor.requires_grad and tensor.is_leaf
+    with torch._C.DisableTorchFunctionSubclass():
+        plain = tensor.detach().as_subclass(torch.Tensor)
+    return restore_decorated, (part(plain), kind, wants_gradient, attributes)
+
+
+def restore_decorated(
+    plain: torch.Tensor, kind: type[torch.Tensor], wants_gradient: bool, attributes: dict[str, Any]
+) -> torch.Tensor:
+    """A Parameter, a tensor of a subclass, or one with attributes or gradients, from its plain data."""
+    with torch._C.DisableTorchFunctionSubclass():
+        tensor = plain if kind is torch.Tensor else plain.as_subclass(kind)
+        tensor.requires_grad_(wants_gradient)
+    tensor.__dict__.update(attributes)
+    return tensor
+
+
+def _reduce_jagged(tensor: torch.Tensor, part: Part) -> Reduction:
+    values, offsets, lengths, dim = jagged_parts(tensor)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if lengths is None and (first > 0 or last < values.shape[dim - 1]):
+        values, offsets = values.narrow(dim - 1, first, last - first), offsets - first
+    extremes = (tensor._maybe_min_seqlen, tensor._maybe_max_seqlen)  # type: ignore[attr-defined]
+    values = values.detach() if values.requires_grad else values
+    parts = (part(values), part(offsets), None if lengths is None else part(lengths))
+    return restore_jagged, (*parts, dim, *extremes)
+
+
+def restore_jagged(
+    values: torch.Tensor,
+    offsets: torch.Tensor,
+    lengths: torch.Tensor | None,
+    dim: int,
+    min_length: int | None,
+    max_length: int | None,
+) -> torch.Tensor:
+    """A jagged tensor from the parts it consists of."""
+    if _target.counted is not None or min_length is not None or max_length is not None:
+        return jagged_view(values, offsets, dim, lengths, min_length, max_length)
+    return build_jagged(values, offsets, dim, lengths)
+
+
+def _reduce_strided_nested(tensor: torch.Tensor, part: Part) -> Reduction:
+    return restore_strided_nested, ([part(row) for row in tensor.detach().unbind()],)
+
+
+def restore_strided_nested(rows: list[torch.Tensor]) -> torch.Tensor:
+    """A nested tensor of the strided layout from its rows."""
+    return torch.nested.as_nested_tensor(rows, layout=torch.strided)
+
+
+# --- How a `TensorDict` and its non-tensor data are written into a pickle, and how they are made again ----
+# tensordict is imported when one is read: whoever dumps one has imported it already.
+
+
+def reduce_tensordict(value: object, part: Part) -> Reduction | None:
+    """The reduction of a TensorDict or non-tensor stack; None for anything else."""
+    if not is_tensordict(value):
+        return None
+    from tensordict import NonTensorStack, TensorDict
+
+    if type(value) is TensorDict:
+        return _reduce_plain(value, part)
+    if type(value) is NonTensorStack and value.ndim == 1 and len(value):
+        return restore_non_tensor_stack, (part(value.tolist()),)
+    return None
+
+
+def _reduce_plain(value: Any, part: Part) -> Reduction:
+    entries = {key: part(entry) for key, entry in value.items()}
+    names = value.names if any(name is not None for name in value.names or ()) else None
+    return restore_tensordict, (entries, tuple(value.batch_size), names, value.device is not None)
+
+
+def restore_tensordict(
+    entries: dict[str, Any], batch_size: tuple[int, ...], names: Any, on_device: bool
+) -> Any:
+    """An unlocked TensorDict; where the sent one had a device, it has that of the loaded tensors."""
+    device = (target_device() or "cpu") if on_device else None
+    return build_tensordict(entries, batch_size=batch_size, names=names, device=device)
+
+
+def restore_non_tensor_stack(items: list[Any]) -> Any:
+    """Non-tensor data of one entry per row."""
+    from tensordict import NonTensorData, NonTensorStack
+
+    return NonTensorStack(*(NonTensorData(item) for item in object_column(items)))

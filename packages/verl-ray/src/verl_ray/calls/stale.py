@@ -1,0 +1,74 @@
+"""Workers that a restart has ended: what they were making is refused wherever it is handed on.
+
+Ray writes into a reference which actor makes the value, so the actors' ids are all that has to be kept, and
+calls that pass no reference pay nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import ray
+from verl_dispatch.planning.plan import RankCall, arguments_of
+from verl_protocol.kinds import is_proto
+
+from verl_ray.errors import StaleReferenceError
+
+__all__ = ["refuse_retired", "retire"]
+
+
+_PLAIN = frozenset([type(None), bool, int, float, complex, str, bytes])
+_RETIRED: dict[bytes, tuple[str, int]] = {}
+"""Actor id -> name of its group, and the generation that the actor belonged to; a few bytes each."""
+
+
+def retire(handles: Iterable[Any], group: str, generation: int) -> None:
+    """Remember actors whose results are refused from now on."""
+    _RETIRED.update({handle._actor_id.binary(): (group, generation) for handle in handles})
+
+
+def refuse_retired(calls: Iterable[RankCall]) -> None:
+    """Let calls pass that get no reference to what a retired worker made, also none within lists, dicts,
+    arrays of objects and batches.
+
+    Raises:
+        StaleReferenceError: the worker that made it was ended by a restart.
+    """
+    if not _RETIRED:
+        return
+    # Ranks that get the same are looked at once.
+    alike = {(id(call.args), id(call.kwargs)): call for call in calls}
+    distinct = {id(value): value for call in alike.values() for value in arguments_of(call)}
+    for ref in _references(distinct.values()):
+        made_by = _RETIRED.get(ref.task_id().actor_id().binary())
+        if made_by is not None:
+            raise StaleReferenceError(*made_by)
+
+
+def _references(values: Collection[Any]) -> Iterator[ray.ObjectRef[Any]]:
+    """Every reference in these, however deep it lies; values may contain themselves."""
+    open_ones: list[Collection[Any]] = [values]
+    seen: dict[int, Any] = {}
+    while open_ones:
+        inside = open_ones.pop()
+        # Lists of numbers or texts may be long; their types are seen faster than looked at one by one.
+        if _PLAIN.issuperset(map(type, inside)):
+            continue
+        for value in inside:
+            if isinstance(value, ray.ObjectRef):
+                yield value
+            elif id(value) not in seen:
+                seen[id(value)] = value
+                open_ones += _inside(value)
+
+
+def _inside(value: Any) -> list[Collection[Any]]:
+    if isinstance(value, Mapping):
+        return [value.values()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [value]
+    if isinstance(value, np.ndarray):
+        return [value.reshape(-1).tolist()] if value.dtype == object else []
+    return [value.meta_info.values(), value.non_tensor_batch.values()] if is_proto(value) else []

@@ -1,0 +1,1 @@
+"""What this machine or cluster offers, and what will bite."""

@@ -1,0 +1,92 @@
+"""`python -m verl_ray doctor`: what will bite on this machine and cluster, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from verl_ray.doctor.checks import Finding, check
+from verl_ray.doctor.facts import DiskFacts, DoctorFacts, gather_facts
+from verl_ray.pools.cluster import NodeFacts
+
+__all__ = ["main", "report_as_dict", "report_as_text"]
+
+
+_GIB = 1024**3
+_BYTES = ("memory", "object_store_memory")
+
+
+def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+    """Run the command line; returns 1 where something will bite, else 0."""
+    options = _parser().parse_args(arguments)
+    facts = gather_facts(os.environ if environ is None else environ, options.address)
+    findings = check(facts)
+    report = _as_json(facts, findings) if options.json else report_as_text(facts, findings)
+    sys.stdout.write(report + "\n")
+    return 1 if any(finding.level == "error" for finding in findings) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m verl_ray", description="Worker groups on Ray.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    doctor = commands.add_parser("doctor", help="look for what will bite; exit code 1 where something will")
+    doctor.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    doctor.add_argument("--address", help="the cluster to look at; by default the running one")
+    return parser
+
+
+def report_as_dict(facts: DoctorFacts, findings: Sequence[Finding]) -> dict[str, Any]:
+    """The report as plain values for JSON."""
+    ok = not any(finding.level == "error" for finding in findings)
+    return {"ok": ok, "findings": [asdict(finding) for finding in findings], **asdict(facts)}
+
+
+def _as_json(facts: DoctorFacts, findings: Sequence[Finding]) -> str:
+    return json.dumps(report_as_dict(facts, findings), indent=2, default=str)
+
+
+def report_as_text(facts: DoctorFacts, findings: Sequence[Finding]) -> str:
+    """The report for people."""
+    lines = [
+        f"python {facts.python}, "
+        + ", ".join(f"{name} {version}" for name, version in facts.versions.items())
+    ]
+    lines += _cluster_lines(facts)
+    lines += [
+        line for disk in (facts.shared_memory, facts.session_disk) if disk for line in _disk_lines(disk)
+    ]
+    lines += [f"{name}={value!r}" for name, value in sorted(facts.environ.items())]
+    lines += [
+        line
+        for finding in findings
+        for line in ("", f"{finding.level}: {finding.what}", f"  {finding.remedy}")
+    ]
+    return "\n".join([*lines, *([] if findings else ["", "nothing found that would bite"])])
+
+
+def _cluster_lines(facts: DoctorFacts) -> list[str]:
+    if not facts.cluster.nodes:
+        held = ", ".join(f"{name} {_amount(name, amount)}" for name, amount in facts.machine.items())
+        return [f"no Ray cluster is running; a pool would start one on this machine ({held})"]
+    return [f"node {node.title}: {_resources(node)}" for node in facts.cluster.nodes]
+
+
+def _resources(node: NodeFacts) -> str:
+    names = sorted(name for name in node.total if not name.startswith("node:") and "_group_" not in name)
+    return ", ".join(
+        f"{name} {_amount(name, node.free.get(name, 0))} of {_amount(name, node.total[name])}"
+        for name in names
+    )
+
+
+def _amount(name: str, amount: float) -> str:
+    return f"{amount / _GIB:.1f} GiB" if name in _BYTES else f"{amount:g}"
+
+
+def _disk_lines(disk: DiskFacts) -> list[str]:
+    return [f"{disk.path}: {_amount('memory', disk.free)} of {_amount('memory', disk.total)} free"]

@@ -1,0 +1,157 @@
+"""What the doctor looks at: versions, the cluster, shared memory, disks and variables. Changes nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from importlib.util import cache_from_source, find_spec
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._common.utils import get_system_memory
+from ray._private.accelerators import get_all_accelerator_managers
+from ray._private.utils import get_num_cpus
+
+from verl_ray.pools.cluster import NodeFacts, alive_nodes, dead_node_addresses
+from verl_ray.pools.devices import DEVICE_MASKS
+from verl_ray.worker.environment import RANK_VARIABLES
+
+__all__ = ["ClusterFacts", "DiskFacts", "DoctorFacts", "gather_facts"]
+
+
+_PACKAGES = ("verl-ray", "verl-dispatch", "verl-protocol", "ray", "torch", "tensordict", "numpy")
+_SHARED_MEMORY = Path("/dev/shm")
+_OTHER_VARIABLES = ("RAY_ADDRESS", "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")
+
+
+@dataclass(frozen=True)
+class DiskFacts:
+    """A file system: total and free bytes."""
+
+    path: str
+    total: int
+    free: int
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """The cluster that a program started here would join; without nodes there is none, `error` says why."""
+
+    nodes: tuple[NodeFacts, ...] = ()
+    dead: tuple[str, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class DoctorFacts:
+    """All that the checks judge.
+
+    Attributes:
+        machine: what Ray would offer if it were started here.
+        compiles_torch_anew: whether every process that imports torch compiles it: no bytecode is kept.
+    """
+
+    python: str
+    versions: Mapping[str, str]
+    environ: Mapping[str, str]
+    under_uv_run: bool
+    shared_memory: DiskFacts | None
+    session_disk: DiskFacts | None
+    machine: Mapping[str, float] = field(default_factory=dict)
+    cluster: ClusterFacts = field(default_factory=ClusterFacts)
+    compiles_torch_anew: bool = False
+
+
+def gather_facts(environ: Mapping[str, str], address: str | None = None) -> DoctorFacts:
+    """Look at this machine and at the running cluster, if there is one; none is started."""
+    return DoctorFacts(
+        python=platform.python_version(),
+        versions=_versions(),
+        environ={name: value for name, value in environ.items() if _matters(name)},
+        # uv counts how deep `uv run` is nested, for the programs it starts.
+        under_uv_run="UV_RUN_RECURSION_DEPTH" in environ,
+        shared_memory=_disk(_SHARED_MEMORY) if sys.platform == "linux" else None,
+        session_disk=_disk(Path(environ.get("RAY_TMPDIR") or tempfile.gettempdir())),
+        machine=_machine(),
+        cluster=_look_at_cluster(address),
+        compiles_torch_anew=bool(environ.get("PYTHONDONTWRITEBYTECODE")) and not _has_bytecode("torch"),
+    )
+
+
+# Ray leaves these two untyped.
+_count_memory: Callable[[], int] = get_system_memory
+_accelerator_kinds: Callable[[], Iterable[Any]] = get_all_accelerator_managers
+
+
+def _machine() -> dict[str, float]:
+    """CPUs, bytes of memory and accelerators, counted the way Ray counts them when it starts."""
+    found = {"CPU": float(get_num_cpus()), "GPU": 0.0, "memory": float(_count_memory())}
+    for kind in _accelerator_kinds():
+        # Several makes go by the name of GPU.
+        count = float(kind.get_current_node_num_accelerators())
+        if count:
+            name = kind.get_resource_name()
+            found[name] = found.get(name, 0.0) + count
+    return found
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+def _has_bytecode(package: str) -> bool:
+    """Whether an interpreter would find the package compiled; the package is not imported."""
+    spec = find_spec(package)
+    return spec is None or spec.origin is None or Path(cache_from_source(spec.origin)).exists()
+
+
+def _matters(name: str) -> bool:
+    noset = name.startswith("RAY_EXPERIMENTAL_NOSET_")
+    return noset or name in DEVICE_MASKS or name in RANK_VARIABLES or name in _OTHER_VARIABLES
+
+
+def _disk(path: Path) -> DiskFacts | None:
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError:
+        return None
+    return DiskFacts(str(path), usage.total, usage.free)
+
+
+def _look_at_cluster(address: str | None) -> ClusterFacts:
+    if ray.is_initialized():
+        return _running_cluster()
+    try:
+        ray.init(
+            address=address or "auto",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+        )
+    except ConnectionError as error:
+        asked = address or os.environ.get("RAY_ADDRESS")
+        return ClusterFacts(error=f"{asked}: {error}" if asked else None)
+    except (RuntimeError, ValueError) as error:
+        return ClusterFacts(error=str(error))
+    try:
+        return _running_cluster()
+    finally:
+        ray.shutdown()
+
+
+def _running_cluster() -> ClusterFacts:
+    return ClusterFacts(nodes=alive_nodes(), dead=dead_node_addresses())

@@ -1,0 +1,1 @@
+"""Who runs, and how a call reaches them."""

@@ -1,0 +1,405 @@
+"""The workers of one group and the state they are in: shared by the group and by the views of its roles.
+
+A crew is starting, usable, broken (a worker died or stayed silent; only a restart helps) or closed. What the
+group may do follows from that alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from verl_dispatch.errors import WorkerGroupError
+from verl_dispatch.workers.rank import RankInfo
+
+from verl_ray.calls.failures import Survey, describe_failures
+from verl_ray.calls.stale import retire
+from verl_ray.errors import NodeLost, NotTheOwnerError, StaleFutureError
+from verl_ray.group.launch import Launched, LaunchSpec, Started, await_start, kill, launch
+from verl_ray.pools.cluster import connection
+from verl_ray.pools.shares import Share
+from verl_ray.worker.host import WorkerReport
+
+__all__ = ["Breakage", "Crew", "Death", "Places", "Watch"]
+
+
+# --- Noticing that a worker died while nobody is calling it: a daemon thread that keeps one tiny call in
+#     flight
+# per worker.
+#
+# No dashboard and no state API are asked, and nothing is ever killed: what follows from a death is the
+# callback's business.
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Death:
+    """Workers that were found dead.
+
+    Attributes:
+        ranks: the ranks that died, sorted.
+        cause: what Ray says about the first of them.
+        generation: the group's generation in which they died.
+    """
+
+    ranks: list[int]
+    cause: str
+    generation: int
+
+
+class Watch:
+    """Watches a group until `stop()`, the group's shutdown, or the group is gone; each death is told once.
+
+    Args:
+        workers: gives the group's generation and its living handles by rank, or None once there is nothing
+            to watch.
+        on_death: called in the watching thread with a `Death`.
+        every_s: seconds between two looks.
+    """
+
+    def __init__(
+        self,
+        workers: Callable[[], tuple[int, Mapping[int, Any]] | None],
+        on_death: Callable[[Death], object],
+        every_s: float,
+    ) -> None:
+        self._workers = workers
+        self._on_death = on_death
+        self._every_s = every_s
+        self._stopped = threading.Event()
+        self._handles: Mapping[int, Any] = {}
+        self._in_flight: dict[int, Any] = {}
+        self._told: set[int] = set()
+        self.thread = threading.Thread(target=self._run, name="verl-ray-watch", daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        """End the watch; safe to call twice, and from the callback."""
+        self._stopped.set()
+        if self.thread is not threading.current_thread():
+            self.thread.join(timeout=10.0)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                if not self._look():
+                    return
+            except SystemExit:
+                # So Ray ends whoever waits for an answer when the process leaves the cluster.
+                return
+            except Exception:
+                # A watch that ends because Ray went away under it must not print a traceback at exit.
+                if not ray.is_initialized():
+                    return
+                _log.exception("looking after the workers failed; the watch goes on")
+            self._stopped.wait(self._every_s)
+
+    def _look(self) -> bool:
+        current = self._workers()
+        if current is None or not ray.is_initialized():
+            return False
+        generation, handles = current
+        if handles != self._handles:
+            self._handles, self._in_flight, self._told = handles, {}, set()
+        self._ask(handles)
+        dead = self._dead()
+        # Between asking and now the group may have been shut down or restarted on purpose.
+        if dead and self._workers() == current and not self._stopped.is_set():
+            self._told |= set(dead)
+            self._tell(Death(sorted(dead), dead[min(dead)], generation))
+        return True
+
+    def _ask(self, handles: Mapping[int, Any]) -> None:
+        for rank, handle in handles.items():
+            if rank not in self._in_flight and rank not in self._told:
+                self._in_flight[rank] = handle.__ray_ready__.remote()
+
+    def _dead(self) -> dict[int, str]:
+        if not self._in_flight:
+            return {}
+        refs = list(self._in_flight.values())
+        done, _ = ray.wait(refs, num_returns=len(refs), timeout=min(1.0, self._every_s))
+        answered = {rank: ref for rank, ref in self._in_flight.items() if ref in done}
+        dead: dict[int, str] = {}
+        for rank, ref in answered.items():
+            del self._in_flight[rank]
+            try:
+                ray.get(ref)
+            except RayActorError as error:
+                dead[rank] = str(error)
+        return dead
+
+    def _tell(self, death: Death) -> None:
+        try:
+            self._on_death(death)
+        except Exception:
+            _log.exception("on_death failed for ranks %s", death.ranks)
+
+
+# --------------------------------------------------------------------------------------------------------
+
+
+# One node may be lost while the workers move away from another.
+_RESTART_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Breakage:
+    """The failure after which a crew refuses calls."""
+
+    method: str
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        ranks = ("rank " if len(self.ranks) == 1 else "ranks ") + ", ".join(map(str, self.ranks))
+        where = f" on {ranks}" if self.ranks else ""
+        return f"broken by an earlier failure in {self.method!r}{where}; call restart() or shutdown()"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the workers of a group are to run: how to start them there, and the share of the pool they have.
+
+    Attributes:
+        spec: how to start the workers.
+        share: their share of the pool's slots, to be given back.
+        placement_s: seconds it took to get the slots.
+    """
+
+    spec: LaunchSpec
+    share: Share
+    placement_s: float
+
+
+class Crew:
+    """Handles, reports and state of a group's workers.
+
+    Args:
+        name: name of the group, for messages.
+        find_places: takes places on a pool, other ones where those were lost with a node; None for workers
+            that somebody else started.
+        pool_closed: whether the pool under the workers was shut down.
+        grace_s: seconds that other ranks get to answer after a first one failed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        find_places: Callable[[], Places] | None = None,
+        pool_closed: Callable[[], bool] = lambda: False,
+        grace_s: float = 2.0,
+    ) -> None:
+        self.name, self.grace_s = name, grace_s
+        self.generation = 0
+        self.handles: tuple[Any, ...] = ()
+        self.names: tuple[str, ...] = ()
+        self.watches: list[Watch] = []
+        self._find_places, self._pool_closed = find_places, pool_closed
+        self._places = find_places() if find_places is not None else None
+        self._cluster = connection()
+        self._launches = 0
+        self._launched: Launched | None = None
+        self._started: Started | None = None
+        self._reports: Mapping[int, WorkerReport] = {}
+        self._broken: Breakage | None = None
+        self._closed = False
+        self._lock = threading.RLock()
+        self.sending = threading.Lock()
+
+    @classmethod
+    def attached(
+        cls, name: str, handles: Sequence[Any], names: Sequence[str], reports: Sequence[WorkerReport]
+    ) -> Crew:
+        """A crew of workers that somebody else started and will end."""
+        crew = cls(name)
+        crew.handles, crew.names, crew._reports = tuple(handles), tuple(names), dict(enumerate(reports))
+        return crew
+
+    @property
+    def closed(self) -> bool:
+        """Whether the crew or its pool was shut down, or this process has left the cluster they are on."""
+        return self._closed or self._pool_closed() or self._left_cluster()
+
+    def _left_cluster(self) -> bool:
+        return self._cluster is not None and self._cluster != connection()
+
+    @property
+    def world_size(self) -> int:
+        """How many workers there are."""
+        return self._places.spec.world_size if self._places is not None else len(self.handles)
+
+    @property
+    def placement_s(self) -> float:
+        """Seconds that it took to get the slots."""
+        return self._places.placement_s if self._places is not None else 0.0
+
+    def rank_info(self, rank: int) -> RankInfo:
+        """Who a worker is, as it reports itself."""
+        self.ready()
+        return self._reports[rank].rank_info
+
+    @property
+    def owned(self) -> bool:
+        """Whether this crew started its workers."""
+        return self._find_places is not None
+
+    def start(self) -> None:
+        """Request the workers of this generation; returns at once."""
+        with self._lock:
+            self._launched = launch(self._owned_places().spec, self._launches)
+            self._launches += 1
+            self.handles, self.names = self._launched.handles, self._launched.names
+
+    def ready(self) -> None:
+        """Wait until the workers are up, if they are not.
+
+        Raises:
+            WorkerGroupError: a worker could not start; the crew is closed then.
+            StartTimeout: not all were ready in time; likewise.
+        """
+        if self._launched is None:
+            return
+        with self._lock:
+            try:
+                self._await_launch()
+            except BaseException:
+                self.close()
+                raise
+
+    def _await_launch(self) -> None:
+        # Another thread may have waited meanwhile.
+        if self._places is None or self._launched is None:
+            return
+        self._started = await_start(self._places.spec, self._launched)
+        self._reports, self._launched = self._started.reports, None
+
+    def started(self) -> Started | None:
+        """How the start went; None for workers that somebody else started."""
+        self.ready()
+        return self._started
+
+    def check_usable(self, method: str) -> None:
+        """Refuse calls that cannot be answered.
+
+        Raises:
+            WorkerGroupError: the crew was shut down, or is broken.
+        """
+        if self._broken is None and self._launched is None and not self.closed:
+            return
+        self._refuse_if_closed(method)
+        self.ready()
+        if self._broken is not None:
+            raise WorkerGroupError(self.name, method, reason=f"refused, because the group is {self._broken}")
+
+    def check_generation(self, method: str, generation: int) -> None:
+        """Refuse what an earlier generation made.
+
+        Raises:
+            StaleFutureError: the workers were restarted since.
+        """
+        if generation != self.generation:
+            raise StaleFutureError(self.name, method, generation, self.generation)
+
+    def mark_broken(self, method: str, ranks: Sequence[int], generation: int | None = None) -> None:
+        """Remember a failure that leaves the workers useless; the first one counts."""
+        with self._lock:
+            if self._broken is None and generation in (None, self.generation):
+                self._broken = Breakage(method, tuple(ranks))
+
+    def failure(self, method: str, ranks: Sequence[int], found: Survey, generation: int) -> WorkerGroupError:
+        """The error for what a survey of these ranks found; breaks the crew where that leaves it useless."""
+        errors = {ranks[index]: error for index, error in found.errors.items()}
+        silent = [ranks[index] for index in found.silent]
+        if not found.leaves_group_usable:
+            self.mark_broken(method, sorted(errors) or silent, generation)
+        return WorkerGroupError(self.name, method, describe_failures(errors, self._reports), silent)
+
+    def restart(self) -> None:
+        """End all workers and start them anew as the next generation: on the same slots, or on others where
+        a node was lost.
+
+        The crew stays broken if that fails, and may be restarted again.
+
+        Raises:
+            NotTheOwnerError: somebody else started the workers.
+            WorkerGroupError: the group or its pool was shut down, or a worker could not start.
+            ResourceUnavailable: a node was lost, and there is no room for its workers elsewhere.
+        """
+        with self._lock:
+            self._owned_places()
+            self._refuse_if_closed("restart")
+            self._broken = Breakage("restart", ())
+            retire(self.handles, self.name, self.generation)
+            self.generation += 1
+            try:
+                self._start_anew()
+            except BaseException:
+                self._dismiss()
+                raise
+            self._broken = None
+
+    def _start_anew(self) -> None:
+        for attempt in range(1, _RESTART_ATTEMPTS + 1):
+            self._dismiss()
+            self._move_from_lost_nodes()
+            try:
+                self.start()
+                self._await_launch()
+                return
+            except NodeLost:
+                if attempt == _RESTART_ATTEMPTS:
+                    raise
+
+    def _move_from_lost_nodes(self) -> None:
+        places = self._owned_places()
+        if self._find_places is not None and (places.share.released or places.spec.lost_nodes()):
+            places.share.release()
+            self._places = self._find_places()
+
+    def _dismiss(self) -> None:
+        """End the workers, and nothing else."""
+        handles, self.handles, self._launched = self.handles, (), None
+        self._kill(handles)
+
+    def _kill(self, handles: Sequence[Any]) -> None:
+        # Workers of a cluster that this process has left ended with it, or are out of reach.
+        if not self._left_cluster():
+            kill(handles)
+
+    def _refuse_if_closed(self, method: str) -> None:
+        if self._left_cluster():
+            raise WorkerGroupError(
+                self.name, method, reason="refused, because this process has left the workers' Ray cluster"
+            )
+        if self.closed:
+            raise WorkerGroupError(
+                self.name, method, reason="refused, because the group or its pool was shut down"
+            )
+
+    def close(self) -> None:
+        """End the workers that this crew started and give the place on the pool back. Safe to call twice."""
+        with self._lock:
+            was_open, self._closed = not self._closed, True
+            handles, self.handles, self._launched = self.handles, (), None
+        try:
+            if was_open and self.owned:
+                self._kill(handles)
+            for watch in self.watches:
+                watch.stop()
+        finally:
+            if self._places is not None:
+                self._places.share.release()
+
+    def _owned_places(self) -> Places:
+        if self._places is None:
+            raise NotTheOwnerError(
+                self.name, "restart", "it was attached to; restart it where it was started"
+            )
+        return self._places

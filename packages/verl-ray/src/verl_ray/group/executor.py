@@ -1,0 +1,377 @@
+"""Carries out call plans on the workers of a crew: sends, waits, and tells failures apart.
+
+`ray.get` on a list ends at the first error by itself, so the wait costs nothing beyond it; only when it has
+failed is every rank asked, within a short grace, what became of its call.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from verl_dispatch.errors import CallTimeout, WorkerGroupError
+from verl_dispatch.groups.bound_method import current_timer
+from verl_dispatch.planning.options import CallOptions
+from verl_dispatch.planning.plan import CallPlan, RankCall, arguments_of, inner_of
+
+from verl_ray.calls.failures import Survey, has_failed, survey
+from verl_ray.calls.futures import Pending, futures_of, learn_row_counts
+from verl_ray.calls.packing import Packer, store_shared
+from verl_ray.errors import OutOfReachError, TransportRefusedError
+from verl_ray.group.crew import Crew
+from verl_ray.wire.message import ONE_READER, Answer, Readers, count_rows
+from verl_ray.wire.refs import maker_of, transport_of
+from verl_ray.worker.actor import ANY_METHOD, direct_methods, roles_of, routes_of
+from verl_ray.worker.environment import rank_env
+
+__all__ = [
+    "DirectPaths",
+    "Executor",
+]
+
+
+# --- Results that stay in the worker's memory and go from there to the next worker: Ray Direct Transport --
+# Only non-blocking calls use it: what a blocking call answers is for the driver, which the store serves
+# better. gloo and nccl send between the members of one collective group, and Ray allows a worker one such
+# group for each of them. It is made at the first call that needs it, so that the workers' own
+# `init_process_group` can come before.
+
+
+_connecting = threading.Lock()
+"""Views of several roles, and several threads, may ask for the same connection."""
+
+
+class DirectPaths:
+    """The direct transports of one group, or of the view of one role.
+
+    Args:
+        crew: the workers.
+        user_class: the class that they run.
+        role: whose methods are called; None where the workers hold one class only.
+    """
+
+    def __init__(self, crew: Crew, user_class: type, role: str | None) -> None:
+        self._crew = crew
+        self._asked = direct_methods(user_class if role is None else roles_of(user_class)[role])
+        self._open: set[tuple[str, int]] = set()
+
+    def open(self, method: str) -> str | None:
+        """The transport that the method was registered with, ready for use; None for the store.
+
+        The first time, this waits until the workers are idle and lets them connect.
+
+        Raises:
+            TransportRefusedError: somebody else started the workers.
+            WorkerGroupError: they could not connect.
+        """
+        transport = self._asked.get(method)
+        if transport is None or (transport, self._crew.generation) in self._open:
+            return transport
+        if not self._crew.owned:
+            raise TransportRefusedError(
+                method,
+                transport,
+                "the group was attached to",
+                "call it from the driver that started the workers",
+            )
+        if transport != "nixl":
+            with _connecting:
+                self._connect(method, transport)
+        self._open.add((transport, self._crew.generation))
+        return transport
+
+    def _connect(self, method: str, transport: str) -> None:
+        from ray.experimental.collective import create_collective_group, get_collective_groups
+
+        handles = list(self._crew.handles)
+        if get_collective_groups(handles, transport):
+            return
+        try:
+            made = create_collective_group(handles, transport)
+            ray.get(_restoring(self._crew))
+        except (RayError, RuntimeError, ValueError) as error:
+            reason = f"the workers could not connect for tensor_transport={transport!r}: {error}"
+            raise WorkerGroupError(self._crew.name, method, reason=reason) from error
+        weakref.finalize(self._crew, _forget, made.name).atexit = False
+
+    def is_own(self, method: str, ref: Any, rank: int) -> bool:
+        """Whether the worker of this rank itself made, and still holds, what is behind a direct reference.
+
+        Raises:
+            OutOfReachError: the tensors cannot get to that worker.
+        """
+        transport, maker, handle = transport_of(ref), maker_of(ref), self._crew.handles[rank]
+        if transport is None:
+            return False
+        # Ray warns, maybe on a thread of its own, where a result also goes to the worker that made it. There
+        # it is copied; and where warnings are errors, this one would end the driver.
+        warnings.filterwarnings("ignore", message="RDT ObjectRef")
+        if maker is None or not _reaches(maker, handle, transport):
+            raise OutOfReachError(f"method {method!r} of group {self._crew.name!r}", transport)
+        return bool(maker == handle)
+
+
+def _reaches(maker: Any, handle: Any, transport: str) -> bool:
+    if transport == "nixl":
+        return bool(handle._ray_enable_tensor_transport)
+    from ray.experimental.collective import get_collective_groups
+
+    return bool(get_collective_groups([maker, handle], transport))
+
+
+def _restoring(crew: Crew) -> list[Any]:
+    """Ray has written its own meeting point over the group's."""
+    return [
+        handle.__ray_call__.remote(_set_environment, rank_env(crew.rank_info(rank)))
+        for rank, handle in enumerate(crew.handles)
+    ]
+
+
+def _set_environment(worker: Any, variables: Mapping[str, str]) -> None:
+    os.environ.update(variables)
+
+
+def _forget(name: str) -> None:
+    """Drop Ray's record of a collective group whose workers are gone."""
+    from ray.experimental.collective.collective import RemoteCommunicatorManager
+
+    RemoteCommunicatorManager.get().remove_remote_communicator(name)
+
+
+# --------------------------------------------------------------------------------------------------------
+
+
+_NUMBERS = frozenset([type(None), bool, int, float, complex])
+
+
+class Executor:
+    """The calls of one group, or of the view of one role, on its crew.
+
+    Args:
+        crew: the workers.
+        user_class: the class that the workers run, of all roles.
+        role: whose methods are called; None where the workers hold one class only.
+    """
+
+    def __init__(self, crew: Crew, user_class: type, role: str | None) -> None:
+        self._crew, self._role = crew, role
+        self._label = user_class.__name__
+        self._routes = {route.method: route for route in routes_of(user_class) if route.role == role}
+        self._direct = DirectPaths(crew, user_class, role)
+        self._remotes: dict[tuple[str, bool, str | None], list[Any]] = {}
+        self._generation = -1
+
+    def send(self, plan: CallPlan, options: CallOptions) -> list[Pending]:
+        """Start every call of the plan; returns at once."""
+        self._crew.ready()
+        handed_on = options.blocking is False
+        transport = self._direct.open(plan.method) if handed_on else None
+        if options.blocking and options.timeout_s is None:
+            self._learn_row_counts(plan)
+        counts_rows = handed_on and plan.collect.kind == "batch"
+        # Ray takes one return value with a direct transport, so there a second call counts the rows.
+        with_rows = counts_rows and transport is None
+        # All are packed before any is sent: what cannot be packed shall reach no rank.
+        given = self._packed(plan, handed_on, with_rows, transport)
+        remotes = self._remotes_of(plan.method, with_rows, transport)
+        generation = self._crew.generation
+        pendings = []
+        # All ranks get the calls of several threads in one order, or two calls could wait for each other.
+        with self._crew.sending:
+            for call, arguments in zip(plan.calls, given, strict=True):
+                ref = remotes[call.rank].remote(*arguments)
+                value_ref, rows_ref = ref if with_rows else (ref, None)
+                if counts_rows and not with_rows:
+                    rows_ref = self._crew.handles[call.rank].__ray_call__.remote(count_rows, value_ref)
+                pendings.append(Pending(call.rank, value_ref, rows_ref, generation))
+        return pendings
+
+    def _learn_row_counts(self, plan: CallPlan) -> None:
+        """For a caller who waits anyway: who knows the counts sends less, and spares the workers to ask."""
+        route = self._routes.get(plan.method)
+        if route is not None and route.materializes:
+            for future in futures_of(plan):
+                learn_row_counts(future)
+
+    def _packed(
+        self, plan: CallPlan, handed_on: bool, with_rows: bool, transport: str | None
+    ) -> list[tuple[Any, ...]]:
+        """The arguments for the runner of each rank."""
+        route = self._routes.get(plan.method)
+        packer = Packer(
+            _stored(plan),
+            "read_only" if plan.read_only else "one",
+            route is not None and route.materializes,
+            partial(self._direct.is_own, plan.method),
+        )
+        given: list[tuple[Any, ...]] = []
+        before: RankCall | None = None
+        for call in plan.calls:
+            answer = _answer(plan, call, handed_on, with_rows, transport)
+            if before is not None and answer is ONE_READER and _same_arguments(call, before):
+                given.append(given[-1])
+                continue
+            given.append(packer.pack(self._routed(plan.method, call), answer))
+            # With references beside it, or a way to answer, a message may be one rank's own.
+            before = call if answer is ONE_READER and len(given[-1]) < 2 else None
+        return given
+
+    def _routed(self, method: str, call: RankCall) -> RankCall:
+        if method in self._routes:
+            return call
+        return RankCall(call.rank, (self._role, method, *call.args), call.kwargs)
+
+    def _remotes_of(self, method: str, with_rows: bool, transport: str | None) -> list[Any]:
+        """The method of each rank's handle; made once per generation, as that costs as much as the call."""
+        if self._generation != self._crew.generation:
+            self._generation, self._remotes = self._crew.generation, {}
+        found = self._remotes.get((method, with_rows, transport))
+        if found is None:
+            runner = self._routes[method].runner if method in self._routes else ANY_METHOD
+            options: dict[str, Any] = {
+                "name": f"{self._label}.{method}",
+                "num_returns": 2 if with_rows else 1,
+            }
+            if transport is not None:
+                options["tensor_transport"] = transport
+            found = [getattr(handle, runner).options(**options) for handle in self._crew.handles]
+            self._remotes[method, with_rows, transport] = found
+        return found
+
+    def wait(self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None) -> list[Any]:
+        """The answers of the fetched ranks, in their order.
+
+        Raises:
+            WorkerGroupError: a rank failed.
+            CallTimeout: not all ranks answered in time; async methods are cancelled.
+        """
+        timer = current_timer()
+        if timer is not None:
+            self._note_answers(pendings, timeout_s, timer)
+        values = self._get(plan.method, pendings, timeout_s)
+        if plan.fetches_all:
+            return values
+        by_rank = dict(zip(plan.called_ranks, values, strict=True))
+        return [by_rank[rank] for rank in plan.fetched_ranks]
+
+    def _get(self, method: str, pendings: Sequence[Pending], timeout_s: float | None) -> list[Any]:
+        try:
+            values: list[Any] = ray.get([pending.ref for pending in pendings], timeout=timeout_s)
+        except Exception as error:
+            self._fail(method, pendings, timeout_s, error)
+        return values
+
+    def _note_answers(self, pendings: Sequence[Pending], timeout_s: float | None, timer: Any) -> None:
+        rank_of = {pending.ref: pending.rank for pending in pendings}
+        waiting = list(rank_of)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while waiting:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            done, waiting = ray.wait(waiting, num_returns=1, timeout=left, fetch_local=False)
+            for ref in done:
+                timer.rank_answered(rank_of[ref])
+            if not done or any(map(has_failed, done)):
+                return
+
+    def _fail(
+        self, method: str, pendings: Sequence[Pending], timeout_s: float | None, error: Exception
+    ) -> NoReturn:
+        """Raise for all ranks what `error` says about one of them."""
+        refs = [pending.ref for pending in pendings]
+        ranks = [pending.rank for pending in pendings]
+        if (
+            timeout_s is not None
+            and isinstance(error, GetTimeoutError)
+            and not isinstance(error, RayTaskError)
+        ):
+            found = survey(refs, 0.0)
+            if not found.errors:
+                self._give_up(method, refs, found)
+                raise CallTimeout(
+                    self._crew.name, method, timeout_s, [ranks[i] for i in found.silent]
+                ) from None
+        else:
+            found = survey(refs, self._crew.grace_s)
+        raise self._crew.failure(method, ranks, found, pendings[0].generation) from None
+
+    def _give_up(self, method: str, refs: Sequence[Any], found: Survey) -> None:
+        """Stop async methods, which would hold their worker; others cannot be stopped."""
+        if method in self._routes and self._routes[method].is_async:
+            for index in found.silent:
+                ray.cancel(refs[index])
+
+    def stream(
+        self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None
+    ) -> Iterator[tuple[int, Any]]:
+        """`(rank, answer)` of the fetched ranks as they come."""
+        by_ref = {pending.ref: pending for pending in pendings}
+        waiting = list(by_ref)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while waiting:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            done, waiting = ray.wait(waiting, num_returns=1, timeout=left)
+            if not done:
+                self._get(plan.method, pendings, 0)
+                return
+            try:
+                value = ray.get(done[0])
+            except Exception as error:
+                self._fail(plan.method, pendings, None, error)
+            if by_ref[done[0]].rank in plan.fetched_ranks:
+                yield by_ref[done[0]].rank, value
+
+    def done(self, pendings: Sequence[Pending]) -> bool:
+        """Whether every call has ended, or one has failed."""
+        refs = [pending.ref for pending in pendings]
+        done, waiting = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+        return not waiting or any(map(has_failed, done))
+
+
+def _same_arguments(call: RankCall, other: RankCall) -> bool:
+    return call.args is other.args and call.kwargs is other.kwargs
+
+
+def _is_small(plan: CallPlan) -> bool:
+    """Whether there is nothing but numbers; this saves small calls the look for what they share."""
+    first = plan.calls[0]
+    return _only_numbers(first) and all(
+        _same_arguments(call, first) or _only_numbers(call) for call in plan.calls
+    )
+
+
+def _only_numbers(call: RankCall) -> bool:
+    return _NUMBERS.issuperset(map(type, (*call.args, *call.kwargs.values())))
+
+
+def _stored(plan: CallPlan) -> dict[int, Any]:
+    """References to what several ranks get: whole arguments, and large values in the `meta_info` of parts."""
+    if len(plan.calls) < 2 or _is_small(plan):
+        return {}
+    readers: Readers = "read_only" if plan.read_only else "many"
+    shared = plan.shared
+    arguments = {id(value): value for call in plan.calls for value in arguments_of(call)}
+    stored = store_shared([each for key, each in shared.items() if key in arguments], readers)
+    if len(shared) > len(stored):
+        # What lies within a stored argument travels with it.
+        inner = {
+            id(each) for key, value in arguments.items() if key not in stored for each in inner_of(value)
+        }
+        stored |= store_shared([shared[key] for key in inner & shared.keys()], readers)
+    return stored
+
+
+def _answer(
+    plan: CallPlan, call: RankCall, handed_on: bool, with_rows: bool, transport: str | None
+) -> Answer:
+    dropped = not plan.fetches_all and call.rank not in plan.fetched_ranks
+    if not (handed_on or dropped or plan.read_only):
+        return ONE_READER
+    return Answer("many" if handed_on else "one", with_rows, dropped, plan.read_only, transport)

@@ -1,0 +1,538 @@
+"""The worker group on Ray: starts actors on the slots of a pool, calls them as one, and ends them."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import signature
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, overload
+
+import ray
+from ray.exceptions import GetTimeoutError
+from verl_dispatch.errors import CallTimeout, ReservedNameError
+from verl_dispatch.groups.group import RESERVED_NAMES, WorkerGroup
+from verl_dispatch.methods.planners import all_ranks
+from verl_dispatch.methods.static import GroupWorker
+from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions
+from verl_dispatch.planning.plan import CallPlan
+from verl_protocol import DataProtoFuture
+
+from verl_ray.calls.failures import has_failed
+from verl_ray.calls.futures import AnswerPart, Pending, data_future, fetch_answers, futures_of
+from verl_ray.calls.stale import refuse_retired
+from verl_ray.errors import NotTheOwnerError, UnknownKeywordError, UnknownRolesError, UnsupportedOptionError
+from verl_ray.group.attach import attach
+from verl_ray.group.crew import Crew, Death, Watch
+from verl_ray.group.executor import Executor
+from verl_ray.group.setup import GroupRequest, hire, random_prefix
+from verl_ray.pools.pool import RayResourcePool
+from verl_ray.pools.spec import UnsaidStr
+from verl_ray.worker.actor import RayClassWithInitArgs, roles_of
+from verl_ray.worker.rendezvous import RendezvousRequest
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from verl_dispatch.groups.bound_method import GroupMethod
+    from verl_dispatch.methods.static import GP, A, D, G, Method, R
+    from verl_dispatch.typed_modes import Ref
+
+__all__ = ["CrewGroup", "RayWorkerGroup", "await_unread", "still_open", "still_running", "unread_behind"]
+
+
+# --- Ranks whose answers nobody reads: their failures show all the same, also to a caller who only hands
+#     a
+# future on.
+#
+# In a mesh one rank of several answers for a shard of the rows, and the others are only waited for. A
+# future knows them; so does the call that the future is handed to, which succeeds only if they did.
+
+
+def unread_behind(plan: CallPlan) -> tuple[AnswerPart, ...]:
+    """The answers that nobody reads of the calls whose futures this plan hands on."""
+    found: dict[int, AnswerPart] = {}
+    for part in _parts_handed_on(plan):
+        found |= {id(each): each for each in part.unread}
+    return tuple(found.values())
+
+
+def still_open(parts: Sequence[AnswerPart]) -> tuple[AnswerPart, ...]:
+    """Those that may still fail, or have failed: in a chain of futures the others need not be remembered."""
+    running = set(still_running(parts))
+    return tuple(part for part in parts if part in running or has_failed(part.ref))
+
+
+def still_running(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
+    """Those that are not there yet."""
+    if not parts:
+        return []
+    refs = [part.ref for part in parts]
+    waiting = set(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[1])
+    return [part for part in parts if part.ref in waiting]
+
+
+def await_unread(plan: CallPlan, timeout_s: float | None, begun_at: float) -> None:
+    """Wait until all answers that nobody reads are there, behind the futures of this plan.
+
+    Args:
+        timeout_s: seconds that the call of the plan may take; None sets no limit.
+        begun_at: when the wait for it began, on the clock of `time.monotonic`.
+
+    Raises:
+        WorkerGroupError: a rank failed in the call that made the future.
+        CallTimeout: a rank had not answered in time.
+    """
+    parts = unread_behind(plan)
+    if not parts:
+        return
+    left = None if timeout_s is None else max(0.0, begun_at + timeout_s - time.monotonic())
+    try:
+        fetch_answers(parts, left)
+    except GetTimeoutError:
+        raise _late(parts, timeout_s or 0.0) from None
+
+
+def _late(parts: Sequence[AnswerPart], timeout_s: float) -> CallTimeout:
+    """The error for the call whose answers are the first that are missing."""
+    waiting = still_running(parts)
+    first = (waiting or parts)[0]
+    ranks = [part.rank for part in waiting if part.crew is first.crew and part.method == first.method]
+    name = "" if first.crew is None else first.crew.name
+    return CallTimeout(name, first.method, timeout_s, ranks)
+
+
+def _parts_handed_on(plan: CallPlan) -> Iterator[AnswerPart]:
+    for future in futures_of(plan):
+        yield from _answer_parts(future.futures)
+
+
+def _answer_parts(parts: Sequence[Any]) -> Iterator[AnswerPart]:
+    for part in parts:
+        if isinstance(part, AnswerPart):
+            yield part
+        elif isinstance(part, DataProtoFuture):
+            yield from _answer_parts(part.futures)
+
+
+# --- The calls of a group on Ray: what `verl_dispatch.WorkerGroup` asks of a backend, carried out on a
+#     crew
+
+
+_HANDED_ON = DEFAULT_OPTIONS.changed(blocking=False)
+
+
+class CrewGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
+    """A worker group on a crew, or on one role of it; how the crew comes about is a subclass's business."""
+
+    _crew: Crew
+    _executor: Executor
+    _known_generation: int
+
+    def _adopt(self, crew: Crew, user_class: type, role: str | None) -> None:
+        """Work on this crew: on all of each worker, or on one role of it."""
+        self._crew, self._known_generation = crew, crew.generation
+        self._executor = Executor(crew, user_class, role)
+        self._world_size = crew.world_size
+        self._bind_worker_method(user_class if role is None else roles_of(user_class)[role])
+
+    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[ObjectRef[Any]]:
+        """Runs any method, registered or not, with the same arguments on every worker; an ObjectRef each."""
+        plan = self._raw_plan(method_name, all_ranks(self.world_size), args, kwargs)
+        return self._futures(plan, self._send(plan, _HANDED_ON))
+
+    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> ObjectRef[Any]:
+        """Runs any method, registered or not, on rank 0; its ObjectRef, at once."""
+        plan = self._raw_plan(method_name, (0,), args, kwargs)
+        ref: ObjectRef[Any] = self._futures(plan, self._send(plan, _HANDED_ON))[0]
+        return ref
+
+    def _send(self, plan: CallPlan, options: CallOptions) -> Sequence[Pending]:
+        refuse_retired(plan.calls)
+        return self._executor.send(plan, options)
+
+    def _wait(self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None) -> list[Any]:
+        begun_at = time.monotonic()
+        answers = self._executor.wait(plan, pendings, timeout_s)
+        await_unread(plan, timeout_s, begun_at)
+        return answers
+
+    def _stream(
+        self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None
+    ) -> Iterator[tuple[int, Any]]:
+        begun_at = time.monotonic()
+        yield from self._executor.stream(plan, pendings, timeout_s)
+        await_unread(plan, timeout_s, begun_at)
+
+    def _done(self, plan: CallPlan, pendings: Sequence[Pending]) -> bool:
+        return self._executor.done(pendings) and not still_running(unread_behind(plan))
+
+    def _futures(self, plan: CallPlan, pendings: Sequence[Pending]) -> list[Any]:
+        by_rank = {pending.rank: pending.ref for pending in pendings}
+        return [by_rank[rank] for rank in plan.fetched_ranks]
+
+    def _data_future(self, plan: CallPlan, pendings: Sequence[Pending]) -> DataProtoFuture:
+        return data_future(self._crew, plan, pendings, still_open(unread_behind(plan)))
+
+    def _check_usable(self, method: str) -> None:
+        self._crew.check_usable(method)
+        if self._known_generation != self._crew.generation:
+            # What earlier workers said about their meshes says nothing about these.
+            self._known_generation = self._crew.generation
+            self.forget_meshes()
+
+
+# --------------------------------------------------------------------------------------------------------
+
+
+V = TypeVar("V")
+
+
+class RayWorkerGroup(CrewGroup[GroupWorker]):
+    """One actor per slot of a pool, called as one object.
+
+    All workers start at the same time, and the constructor returns when every worker's own constructor has.
+    Use it as a context manager, or call `shutdown()`.
+
+    Calls reach each worker in the order in which they were sent, and a worker runs one at a time, also async
+    methods. Those run on an event loop beside the main thread, which serves their background tasks between
+    calls too. `update_options({"max_concurrency": n})` allows n at a time, in no particular order. A group
+    can be called from several threads.
+
+    Args:
+        resource_pool: where the workers run, one per slot.
+        ray_cls_with_init: the worker class and its constructor's arguments.
+        bin_pack: put the workers of one entry of `process_on_nodes` on one node; False only tries to.
+        name_prefix: name of the group in messages and in the workers' names; random by default.
+        detached: the workers outlive this driver; needs a detached pool.
+        worker_names: attach to running workers by name, see `from_detached`.
+        worker_handles: attach to running workers by handle, see `from_detached`.
+        ray_wait_register_center_timeout: seconds allowed for start-up, from the request to the last
+            constructor.
+        use_gpu: False keeps the pool's accelerators from the workers.
+        device_name: torch device that says which accelerator a pool with `use_gpu` means.
+        worker_env: environment variables for every worker, set before its process starts.
+        forward_env: names, or patterns such as `NCCL_*`, of this process's variables for every worker.
+        master_addr: where the ranks meet, with `master_port`; by default rank 0's node and a free port.
+        master_port: see `master_addr`.
+        master_port_range: `(first, stop)` to choose the port from.
+        profile_steps: with `worker_nsight_options`: run the workers under Nsight Systems.
+        worker_nsight_options: options of Ray's `nsight` plugin, used when `profile_steps` is given.
+        wait: False returns at once; the first call waits for the workers.
+        on_restart: called with the group after each `restart()`, to give the new workers their state.
+
+    Raises:
+        TypeError: an unknown keyword.
+        ValueError: parameters that contradict each other.
+        ReservedNameError: a worker method named like something that the group needs.
+        ResourceUnavailable: the pool or the cluster has no room.
+        WorkerGroupError: a worker's constructor failed, or the worker died; no worker is left running.
+        StartTimeout: not all workers were up in time; likewise.
+
+    >>> from verl_dispatch import Dispatch, register
+    >>> class Greeter:
+    ...     def __init__(self, name: str) -> None:
+    ...         self.name = name
+    ...     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    ...     def greet(self, word: str) -> str:
+    ...         return f"{word}, {self.name}"
+    >>> with RayResourcePool([2], use_gpu=False) as pool:  # doctest: +SKIP
+    ...     with RayWorkerGroup(pool, RayClassWithInitArgs(Greeter, "Ada")) as group:
+    ...         group.greet("Hello")
+    ['Hello, Ada', 'Hello, Ada']
+    """
+
+    _grace_s: ClassVar[float] = 2.0
+    """Seconds that the other ranks get to answer after a first one failed, before the failure is raised."""
+
+    _on_restart: Callable[[Any], object] | None
+
+    def __init__(
+        self,
+        resource_pool: RayResourcePool | None = None,
+        ray_cls_with_init: RayClassWithInitArgs[GroupWorker] | None = None,
+        bin_pack: bool = True,
+        name_prefix: str | None = None,
+        detached: bool = False,
+        worker_names: Sequence[str] | None = None,
+        worker_handles: Sequence[Any] | None = None,
+        ray_wait_register_center_timeout: float = 300,
+        *,
+        use_gpu: bool | None = None,
+        device_name: str = UnsaidStr("cuda"),
+        worker_env: Mapping[str, str] | None = None,
+        forward_env: Iterable[str] | None = None,
+        master_addr: str | None = None,
+        master_port: int | str | None = None,
+        master_port_range: tuple[int, int] | None = None,
+        profile_steps: Sequence[int] | None = None,
+        worker_nsight_options: Mapping[str, Any] | None = None,
+        wait: bool = True,
+        on_restart: Callable[[Any], object] | None = None,
+        **unknown: Any,
+    ) -> None:
+        for name in unknown:
+            raise UnknownKeywordError(name, list(signature(RayWorkerGroup).parameters)[:-1])
+        if ray_cls_with_init is None:
+            raise UnsupportedOptionError("ray_cls_with_init", None, "a RayClassWithInitArgs")
+        super().__init__(resource_pool)
+        self._registered_methods(ray_cls_with_init.user_class)
+        self._keeps_order = not ray_cls_with_init.interleaves()
+        self.name_prefix = name_prefix or random_prefix()
+        self.is_detached, self._on_restart = bool(detached), on_restart
+        self._template: RayClassWithInitArgs[Any] = ray_cls_with_init
+        timeout_s = ray_wait_register_center_timeout
+        if worker_names is not None or worker_handles is not None:
+            crew = attach(self.name_prefix, worker_names, worker_handles, timeout_s)
+            self._adopt(crew, ray_cls_with_init.user_class, None)
+            return
+        if resource_pool is None:
+            expected = "a RayResourcePool, or worker_names or worker_handles"
+            raise UnsupportedOptionError("resource_pool", None, expected)
+        request = GroupRequest(
+            name=self.name_prefix,
+            pool=resource_pool,
+            template=ray_cls_with_init,
+            rendezvous=RendezvousRequest(master_addr, master_port, master_port_range),
+            strategy="STRICT_PACK" if bin_pack else "PACK",
+            device_name=device_name,
+            detached=self.is_detached,
+            use_gpu=use_gpu,
+            worker_env=worker_env,
+            forward_env=forward_env,
+            profile_steps=profile_steps,
+            worker_nsight_options=worker_nsight_options,
+            timeout_s=timeout_s,
+            grace_s=self._grace_s,
+        )
+        self._adopt(hire(request), ray_cls_with_init.user_class, None)
+        self._start(wait)
+
+    def _start(self, wait: bool) -> None:
+        try:
+            self._crew.start()
+            if wait:
+                self._crew.ready()
+        except BaseException:
+            self._crew.close()
+            raise
+
+    # --- workers -------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_detached(
+        cls,
+        name_prefix: str | None = None,
+        worker_names: Sequence[str] | None = None,
+        worker_handles: Sequence[Any] | None = None,
+        ray_cls_with_init: RayClassWithInitArgs[GroupWorker] | None = None,
+    ) -> Self:
+        """Attach to workers that run already. Shutting this group down only lets go of them.
+
+        Args:
+            name_prefix: name of this group in messages.
+            worker_names: all workers of a group, in any order: each is asked for its rank.
+            worker_handles: any workers, in this order; one may come more than once.
+            ray_cls_with_init: the template that the workers were started from.
+
+        Raises:
+            AttachError: a name is unknown, a rank is missing or comes twice, or a worker does not answer.
+        """
+        if worker_names is None and worker_handles is None:
+            raise UnsupportedOptionError("worker_names", None, "the names of the workers, or worker_handles")
+        return cls(
+            ray_cls_with_init=ray_cls_with_init,
+            name_prefix=name_prefix,
+            worker_names=worker_names,
+            worker_handles=worker_handles,
+        )
+
+    @property
+    def workers(self) -> list[Any]:
+        """The actor handles in rank order: `h.method.remote(...)` reaches the worker's own method."""
+        self._crew.ready()
+        return list(self._crew.handles)
+
+    @property
+    def worker_names(self) -> list[str]:
+        """The actors' names in rank order."""
+        return list(self._crew.names)
+
+    @property
+    def master_address(self) -> str:
+        """Where the ranks meet for torch.distributed."""
+        return str(self._crew.rank_info(0).master_addr)
+
+    @property
+    def master_port(self) -> str:
+        """The port where the ranks meet."""
+        return str(self._crew.rank_info(0).master_port)
+
+    @property
+    def generation(self) -> int:
+        """How many times the workers have been restarted."""
+        return self._crew.generation
+
+    def startup_report(self) -> dict[str, Any]:
+        """Seconds that each stage of the last start took: `placement_s`, `processes_s`, `imports_s`,
+        `init_s` and more.
+
+        Empty for a group that was attached to.
+        """
+        started = self._crew.started()
+        if started is None:
+            return {}
+        return {"placement_s": self._crew.placement_s, **started.times.as_dict()}
+
+    # --- roles ---------------------------------------------------------------------------------------------
+
+    def spawn(self, prefix_set: Iterable[str]) -> dict[str, Self]:
+        """One view per role of colocated workers. Views share workers, state and failures with this group.
+
+        Raises:
+            UnknownRolesError: the workers hold no such role.
+        """
+        classes = roles_of(self._template.user_class)
+        asked = dict.fromkeys([prefix_set] if isinstance(prefix_set, str) else prefix_set)
+        unknown = [role for role in asked if role not in classes]
+        if unknown:
+            raise UnknownRolesError(unknown, classes)
+        return {role: self._view(role) for role in asked}
+
+    def fuse(self, prefix_set: Iterable[str]) -> None:
+        """Give this group one attribute per role: `group.actor.update(...)`.
+
+        Raises:
+            UnknownRolesError: the workers hold no such role.
+            ReservedNameError: a role is named like something that the group needs.
+        """
+        views = self.spawn(prefix_set)
+        for role in views:
+            if role in RESERVED_NAMES or hasattr(type(self), role):
+                raise ReservedNameError(role, "the colocated roles")
+        self.__dict__.update(views)
+
+    def role(self, name: str, cls: type[V]) -> RayWorkerGroup[V]:
+        """The view of one role, typed as a group of `cls`.
+
+        Raises:
+            UnknownRolesError: the workers hold no such role.
+            UnsupportedOptionError: the role is of another class.
+        """
+        view: Any = self.spawn([name])[name]
+        held = roles_of(self._template.user_class)[name]
+        if not issubclass(held, cls):
+            raise UnsupportedOptionError("cls", cls, f"{held!r} or a class it derives from")
+        return view  # type: ignore[no-any-return]
+
+    def _view(self, role: str) -> Self:
+        view = type(self).__new__(type(self))
+        WorkerGroup.__init__(view, None)
+        view.resource_pool, view.name_prefix = self.resource_pool, self.name_prefix
+        view.is_detached, view._on_restart = self.is_detached, None
+        view._template, view._is_view = self._template, True
+        view._adopt(self._crew, self._template.user_class, role)
+        return view
+
+    _is_view: bool = False
+
+    if TYPE_CHECKING:
+        # As in the base, with the type that Ray gives an answer to come.
+        @overload
+        def bind(self, method: str, /) -> GroupMethod[..., Any, Any, Any]: ...
+        @overload
+        def bind(
+            self, method: Method[GroupWorker, GP, R, G, Any, Literal[True]], /
+        ) -> GroupMethod[GP, R, G, G]: ...
+        @overload
+        def bind(
+            self, method: Method[GroupWorker, GP, R, G, list[Ref[A]], Literal[False]], /
+        ) -> GroupMethod[GP, R, G, list[ObjectRef[A]]]: ...
+        @overload
+        def bind(
+            self, method: Method[GroupWorker, GP, R, G, Ref[A], Literal[False]], /
+        ) -> GroupMethod[GP, R, G, ObjectRef[A]]: ...
+        @overload
+        def bind(
+            self, method: Method[GroupWorker, GP, R, G, D, Literal[False]], /
+        ) -> GroupMethod[GP, R, G, D]: ...
+        def bind(self, method: Any, /) -> Any: ...
+
+    # --- health and end ------------------------------------------------------------------------------------
+
+    def watch(self, on_death: Callable[[Death], object] | None = None, every_s: float = 1.0) -> Watch:
+        """Notice deaths also while nobody calls: the group refuses calls from then on, and `on_death` is
+        told once.
+
+        The thread is a daemon; it ends with `stop()`, with the group's shutdown, or when the group is gone.
+
+        Args:
+            on_death: called in the watching thread with a `Death`.
+            every_s: seconds between two looks.
+        """
+        crew = weakref.ref(self._crew)
+
+        def tell(death: Death) -> None:
+            watched = crew()
+            if watched is not None:
+                watched.mark_broken("watch", death.ranks, death.generation)
+            if on_death is not None:
+                on_death(death)
+
+        watch = Watch(lambda: _living(crew()), tell, every_s)
+        self._crew.watches.append(watch)
+        return watch
+
+    def start_worker_aliveness_check(self, every_n_seconds: float = 1) -> Watch:
+        """Watch the workers and make calls fail once one of them has died. Nothing is ever killed."""
+        return self.watch(every_s=every_n_seconds)
+
+    def restart(self) -> None:
+        """End all workers and start them anew: same slots, ranks and constructor arguments, new port, next
+        generation. Slots on a node that was lost are replaced by others.
+
+        What earlier workers knew is gone, meshes included; futures of earlier generations are refused. Then
+        `on_restart` is called. If it fails, the group stays broken and may be restarted again.
+
+        Raises:
+            NotTheOwnerError: a view of a role, or a group that was attached to.
+            WorkerGroupError: the group was shut down, or a worker could not start.
+            ResourceUnavailable: a node was lost, and there is no room elsewhere.
+        """
+        if self._is_view:
+            raise NotTheOwnerError(
+                self.name_prefix, "restart", "it is the view of a role; restart the group it came from"
+            )
+        self._crew.restart()
+        self.forget_meshes()
+        if self._on_restart is not None:
+            self._on_restart(self)
+
+    def shutdown(self) -> None:
+        """End the workers and give the place on the pool back. Safe to call twice.
+
+        A group that was attached to only lets go of its workers.
+
+        Raises:
+            NotTheOwnerError: a view of a role.
+        """
+        if self._is_view:
+            raise NotTheOwnerError(
+                self.name_prefix, "shutdown", "it is the view of a role; shut down the group it came from"
+            )
+        self._crew.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._is_view:
+            self.shutdown()
+
+
+def _living(crew: Crew | None) -> tuple[int, Mapping[int, Any]] | None:
+    if crew is None or crew.closed:
+        return None
+    return crew.generation, dict(enumerate(crew.handles))

@@ -1,0 +1,215 @@
+"""Starting the workers of a group: all actors at once, then one set-up call each, then a bounded wait for
+all.
+
+The meeting point is chosen in rank 0's process and reaches the others as a reference, so nothing here waits
+for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import ActorAlreadyExistsError, GetTimeoutError, RayTaskError
+from verl_dispatch.errors import WorkerGroupError
+from verl_dispatch.planning.plan import RankCall, SharedObject
+
+from verl_ray.calls.failures import describe_failures, survey
+from verl_ray.calls.packing import Packer, store_shared
+from verl_ray.errors import NodeLost, ResourceUnavailable, StartTimeout, WorkerNameTaken
+from verl_ray.pools.cluster import actor_state
+from verl_ray.wire.message import ONE_READER
+from verl_ray.worker.actor import RayClassWithInitArgs
+from verl_ray.worker.host import Assignment, StartupTimes, WorkerReport, startup_times
+from verl_ray.worker.rendezvous import Rendezvous, RendezvousRequest
+
+__all__ = ["LaunchSpec", "Launched", "Started", "await_start", "kill", "launch"]
+
+
+logger = logging.getLogger("verl_ray")
+
+_START = "__init__"
+_LOOK_S = 2.0
+_FIRST_LOG_S = 10.0
+_NEXT_LOG_S = 30.0
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """All that is needed to start the workers of a group, the first time and again.
+
+    Attributes:
+        group: name of the group, for messages.
+        template: the class and its constructor's arguments.
+        options: Ray options of each rank's actor, without its name.
+        names: each rank's actor name.
+        assignments: each rank's identity.
+        rendezvous: what the user said about the meeting point.
+        timeout_s: seconds allowed from the request to the last worker's constructor.
+        grace_s: seconds that other ranks get to answer after a first one failed.
+        lost_nodes: ids of nodes that held a place of the group and are gone.
+    """
+
+    group: str
+    template: RayClassWithInitArgs[Any]
+    options: tuple[Mapping[str, Any], ...]
+    names: tuple[str, ...]
+    assignments: tuple[Assignment, ...]
+    rendezvous: RendezvousRequest
+    timeout_s: float
+    grace_s: float
+    lost_nodes: Callable[[], Sequence[str]]
+
+    @property
+    def world_size(self) -> int:
+        """How many workers the group has."""
+        return len(self.names)
+
+    def names_of(self, launch: int) -> tuple[str, ...]:
+        """Actor names of a launch; Ray frees a name only some time after its actor is gone."""
+        return self.names if launch == 0 else tuple(f"{name}_g{launch}" for name in self.names)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Actors that are starting."""
+
+    handles: tuple[Any, ...]
+    names: tuple[str, ...]
+    meeting: Any
+    set_ups: tuple[Any, ...]
+    requested_at: float
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Started:
+    """What all workers said after their constructors."""
+
+    reports: Mapping[int, WorkerReport]
+    rendezvous: Rendezvous
+    times: StartupTimes
+
+
+def launch(spec: LaunchSpec, number: int) -> Launched:
+    """Request all actors and send their set-up calls, for the time of this number; returns at once."""
+    requested_at, deadline = time.time(), time.monotonic() + spec.timeout_s
+    names = spec.names_of(number)
+    handles: list[Any] = []
+    try:
+        for options, name in zip(spec.options, names, strict=True):
+            handles.append(_start_actor(spec, options, name))
+        meeting = handles[0]._verl_open_rendezvous.remote(spec.rendezvous)
+        set_ups = _send_set_ups(spec, handles, meeting)
+    except BaseException:
+        kill(handles)
+        raise
+    return Launched(tuple(handles), names, meeting, set_ups, requested_at, deadline)
+
+
+def _start_actor(spec: LaunchSpec, options: Mapping[str, Any], name: str) -> Any:
+    try:
+        return spec.template.remote({**options, "name": name})
+    except ActorAlreadyExistsError:
+        raise WorkerNameTaken(spec.group, name) from None
+
+
+def _send_set_ups(spec: LaunchSpec, handles: Sequence[Any], meeting: Any) -> tuple[Any, ...]:
+    args, kwargs = spec.template.constructor_arguments()
+    shared = [SharedObject(value, ()) for value in (*args, *kwargs.values())]
+    stored = store_shared(shared, "many") if len(handles) > 1 else {}
+    message, *refs = Packer(stored).pack(RankCall(0, args, kwargs), ONE_READER) or (None,)
+    return tuple(
+        handle._verl_set_up.remote(assignment, meeting, message, *refs)
+        for handle, assignment in zip(handles, spec.assignments, strict=True)
+    )
+
+
+def await_start(spec: LaunchSpec, launched: Launched) -> Started:
+    """Wait until every constructor has run.
+
+    Raises:
+        WorkerGroupError: a constructor raised or a worker died; names every failed rank.
+        StartTimeout: not all were ready in time.
+        NodeLost: a node that held a place of the group is gone.
+        ResourceUnavailable: no port for the meeting point.
+    """
+    try:
+        reports = _reports(spec, launched)
+        rendezvous = ray.get(launched.meeting)
+    except NodeLost:
+        raise
+    except Exception as error:
+        raise _start_failure(spec, launched, error) from None
+    return Started(dict(enumerate(reports)), rendezvous, startup_times(reports, launched.requested_at))
+
+
+def _reports(spec: LaunchSpec, launched: Launched) -> list[WorkerReport]:
+    """What all workers say, while the cluster is looked at from time to time and a long wait is logged."""
+    next_log = _FIRST_LOG_S
+    while True:
+        left = launched.deadline - time.monotonic()
+        try:
+            reports: list[WorkerReport] = ray.get(
+                list(launched.set_ups), timeout=max(0.0, min(left, _LOOK_S))
+            )
+            return reports
+        except GetTimeoutError as error:
+            if left <= _LOOK_S or isinstance(error, RayTaskError):
+                raise
+        if lost := spec.lost_nodes():
+            raise NodeLost(spec.group, _START, lost)
+        waited = time.time() - launched.requested_at
+        if waited >= next_log:
+            logger.warning("group %r: after %.0f s %s", spec.group, waited, _still_missing(launched))
+            next_log = waited + _NEXT_LOG_S
+
+
+def _still_missing(launched: Launched) -> str:
+    """Who is waited for, and what for: a process, its imports, or the user's constructor."""
+    stages: dict[str, list[int]] = {}
+    for rank in survey(launched.set_ups, 0.0).silent:
+        stages.setdefault(_stage(launched.handles[rank]), []).append(rank)
+    return "; ".join(f"ranks {ranks} are still {stage}" for stage, ranks in stages.items())
+
+
+def _stage(handle: Any) -> str:
+    state = actor_state(handle._actor_id.hex())
+    if state == "ALIVE":
+        return "in their constructor, or wait there for others"
+    if state == "PENDING_CREATION":
+        return "waiting for a process, or importing their code"
+    return f"{state}, in Ray's words"
+
+
+def _start_failure(spec: LaunchSpec, launched: Launched, error: Exception) -> Exception:
+    if isinstance(error, GetTimeoutError) and not isinstance(error, RayTaskError):
+        silent = survey(launched.set_ups, 0.0).silent
+        return StartTimeout(spec.group, spec.timeout_s, silent)
+    # Every other rank waits for rank 0's answer about the meeting point, and fails for want of it.
+    found = survey([launched.meeting], 0.0)
+    if found.errors:
+        cause = getattr(found.errors[0], "cause", None)
+        if isinstance(cause, ResourceUnavailable):
+            return cause
+    else:
+        found = survey(launched.set_ups, spec.grace_s)
+    failures = describe_failures(found.errors, {})
+    if found.died and (lost := spec.lost_nodes()):
+        return NodeLost(spec.group, _START, lost, failures, found.silent)
+    return WorkerGroupError(spec.group, _START, failures, found.silent)
+
+
+def kill(handles: Sequence[Any], wait_s: float = 5.0) -> None:
+    """End the actors, and wait within bounds until Ray knows that they are gone."""
+    if not ray.is_initialized():
+        return
+    for handle in handles:
+        ray.kill(handle)
+    last_words = [handle.__ray_ready__.remote() for handle in handles]
+    if last_words:
+        ray.wait(last_words, num_returns=len(last_words), timeout=wait_s, fetch_local=False)

@@ -1,0 +1,180 @@
+"""Slots: the seats that a pool offers to the workers of its groups."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from verl_ray.pools.cluster import bundle_node_ids, node_addresses
+from verl_ray.pools.devices import Accelerator, worker_demand
+from verl_ray.pools.ordering import NaturalKey, arrange_on_nodes, local_ranks, node_order_key, order_bundles
+
+__all__ = [
+    "Slot",
+    "accelerator_ids_of_bundles",
+    "node_sizes",
+    "rank_order_of_groups",
+    "relocated",
+    "slots_of_groups",
+]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A seat for one worker of each group on the pool: a bundle and the node it is on.
+
+    `local_rank` counts the slots of one placement group on one node, over the pool that reserved them.
+    """
+
+    placement_group: PlacementGroup
+    bundle_index: int
+    node_id: str
+    node_ip: str
+    local_rank: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What makes the slot unique in the cluster."""
+        return self.placement_group.id.hex(), self.bundle_index
+
+    @property
+    def node_key(self) -> tuple[str, str]:
+        """What stands for the node when local ranks are counted: each entry of `process_on_nodes` is one."""
+        return self.placement_group.id.hex(), self.node_id
+
+
+def rank_order_of_groups(groups: Sequence[PlacementGroup], sizes: Sequence[int]) -> list[int]:
+    """The order in which placed groups give ranks, as indices; `sizes` are the slots used of each."""
+    addresses = node_addresses()
+    nodes = [min(bundle_node_ids(group), key=lambda node: _node_key(node, addresses)) for group in groups]
+    return arrange_on_nodes(sizes, [(node, addresses.get(node, "")) for node in nodes])
+
+
+def _node_key(node: str, addresses: Mapping[str, str]) -> tuple[int, int, NaturalKey, str]:
+    return node_order_key(addresses.get(node, ""), node)
+
+
+def slots_of_groups(
+    groups: Sequence[PlacementGroup],
+    sizes: Sequence[int],
+    devices: Mapping[tuple[str, int], Sequence[str]] | None = None,
+) -> tuple[Slot, ...]:
+    """The slots of placed groups, which come in rank order; of each the first `sizes[i]` bundles in order.
+
+    `devices` says which accelerators a bundle holds, by `Slot.key`; bundles of one node follow them.
+    """
+    addresses = node_addresses()
+    per_group = [_slots_of_group(group, addresses, devices or {}) for group in groups]
+    return tuple(slot for slots, size in zip(per_group, sizes, strict=True) for slot in slots[:size])
+
+
+def _slots_of_group(
+    group: PlacementGroup, addresses: Mapping[str, str], devices: Mapping[tuple[str, int], Sequence[str]]
+) -> list[Slot]:
+    group_id = group.id.hex()
+    rows = [
+        (node, addresses.get(node, ""), index, devices.get((group_id, index), ()))
+        for index, node in enumerate(bundle_node_ids(group))
+    ]
+    ordered = order_bundles(rows)
+    ranks = local_ranks([node for node, *_ in ordered])
+    return [
+        Slot(group, index, node, address, local_rank)
+        for (node, address, index, _), (local_rank, _) in zip(ordered, ranks, strict=True)
+    ]
+
+
+def relocated(slots: Sequence[Slot]) -> tuple[Slot, ...]:
+    """The same slots, in the same order, with the nodes that Ray has moved them to."""
+    addresses = node_addresses()
+    nodes = {
+        (group.id.hex(), index): node
+        for group in {slot.placement_group.id: slot.placement_group for slot in slots}.values()
+        for index, node in enumerate(bundle_node_ids(group))
+    }
+    found = [nodes[slot.key] for slot in slots]
+    ranks = local_ranks([(slot.key[0], node) for slot, node in zip(slots, found, strict=True)])
+    return tuple(
+        replace(slot, node_id=node, node_ip=addresses.get(node, ""), local_rank=local_rank)
+        for slot, node, (local_rank, _) in zip(slots, found, ranks, strict=True)
+    )
+
+
+def node_sizes(slots: Sequence[Slot]) -> list[int]:
+    """How many of the slots are on each node, in rank order."""
+    return list(Counter(slot.node_key for slot in slots).values())
+
+
+# --- Which devices each bundle holds: only a process inside the bundle is told, so one is asked -----------
+
+
+logger = logging.getLogger("verl_ray")
+
+_PROBE_TIMEOUT_S = 60.0
+# The smallest amount that Ray knows.
+_SLIVER = 0.0001
+
+SlotKey = tuple[str, int]
+
+
+def _assigned_ids(resource: str) -> list[str]:
+    assigned: Mapping[str, Sequence[Any]] = ray.get_runtime_context().get_accelerator_ids()
+    return [str(each) for each in assigned.get(resource, ())]
+
+
+def accelerator_ids_of_bundles(
+    groups: Sequence[PlacementGroup], accelerator: Accelerator
+) -> dict[SlotKey, list[str]]:
+    """The device ids of every bundle, by `(placement group id, bundle index)`.
+
+    Empty where they do not matter: one bundle per node, or a resource that Ray keeps no ids for.
+    Nodes are asked side by side, the bundles of a node in turn, so that one process serves them all.
+    """
+    chains = [chain for group in groups for chain in _bundles_per_node(group) if len(chain) > 1]
+    if accelerator.mask is None or not accelerator.fractional or not chains:
+        return {}
+    with ThreadPoolExecutor(max_workers=min(len(chains), 32)) as pool:
+        answers = pool.map(lambda chain: _ask_chain(chain, accelerator.resource), chains)
+        return {key: ids for answer in answers for key, ids in answer.items()}
+
+
+def _bundles_per_node(group: PlacementGroup) -> list[list[tuple[PlacementGroup, int]]]:
+    per_node: dict[str, list[tuple[PlacementGroup, int]]] = {}
+    for index, node in enumerate(bundle_node_ids(group)):
+        per_node.setdefault(node, []).append((group, index))
+    return list(per_node.values())
+
+
+def _ask_chain(chain: Sequence[tuple[PlacementGroup, int]], resource: str) -> dict[SlotKey, list[str]]:
+    answers: dict[SlotKey, list[str]] = {}
+    for group, index in chain:
+        ids = _ask_bundle(group, index, resource)
+        if ids is None:
+            return {}
+        answers[group.id.hex(), index] = ids
+    return answers
+
+
+def _ask_bundle(group: PlacementGroup, index: int, resource: str) -> list[str] | None:
+    # max_calls=0 lets the process live on for the next bundle; Ray's default for GPU tasks ends it.
+    probe: Any = ray.remote(max_calls=0)(_assigned_ids)
+    options = worker_demand(0, Accelerator(resource), _SLIVER)
+    place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+    answer = probe.options(**options, scheduling_strategy=place, max_retries=0).remote(resource)
+    try:
+        ids: list[str] = ray.get(answer, timeout=_PROBE_TIMEOUT_S)
+    except ray.exceptions.RayError as error:
+        ray.cancel(answer, force=True)
+        logger.warning(
+            "bundle %d did not say which %s it holds (%s); its index stands in", index, resource, error
+        )
+        return None
+    return ids

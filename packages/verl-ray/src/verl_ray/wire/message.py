@@ -1,0 +1,208 @@
+"""What goes over the wire between a group and its workers: arguments as one message, answers as asked for.
+
+Everything a call sends by value is one object, so Ray pickles once per rank. References go beside it as
+top-level
+arguments: Ray resolves those before the call starts, and moves their data from producer to consumer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import ray
+from verl_dispatch.planning.parts import FuturePart, PaddedPart
+from verl_protocol import DataProtoFuture
+from verl_protocol.wire import check_unwritten, pack
+
+from verl_ray.wire.sealed import Sealed, SealedFuture, opened, opened_batch
+
+if TYPE_CHECKING:
+    from verl_protocol import DataProto
+
+__all__ = [
+    "ONE_READER",
+    "Answer",
+    "Hollow",
+    "Message",
+    "Readers",
+    "Slot",
+    "check_arguments",
+    "count_rows",
+    "is_scalar",
+    "map_within",
+    "open_message",
+    "packed",
+    "prepare_answer",
+]
+
+
+Readers = Literal["one", "many", "read_only"]
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stands in a message for the reference of this index beside it.
+
+    Attributes:
+        index: which of the references.
+        own: name of the direct transport by which the reader's own process keeps the value; it is copied.
+        opens_for: how to open the value, which comes sealed; None leaves that to a future around it.
+    """
+
+    index: int
+    own: str | None = None
+    opens_for: Readers | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hollow:
+    """A batch from whose `meta_info` large values were taken, because other ranks get the very same.
+
+    Attributes:
+        batch: the batch without `meta_info`.
+        meta_info: its `meta_info`, with slots among its values.
+    """
+
+    batch: DataProto
+    meta_info: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How an answer is wanted.
+
+    Attributes:
+        readers: whether one process reads it, or possibly many.
+        with_rows: it becomes part of a future: sealed, and the row count comes as a second value, so that it
+            can be read without the data.
+        dropped: nobody reads it; only that the call ended, and how, is of interest.
+        guarded: the arguments are shared read-only; a write into one is an error.
+        transport: the direct transport by which the tensors travel, if any.
+    """
+
+    readers: Readers = "one"
+    with_rows: bool = False
+    dropped: bool = False
+    guarded: bool = False
+    transport: str | None = None
+
+
+ONE_READER = Answer()
+Message = tuple[tuple[Any, ...], Mapping[str, Any], Answer | None] | None
+"""Positional arguments, keyword arguments, and how to answer if not to one reader; None: no arguments."""
+
+
+def open_message(
+    message: Message, refs: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], Mapping[str, Any], Answer]:
+    """The arguments with every slot filled."""
+    if message is None:
+        return (), {}, ONE_READER
+    args, kwargs, asked = message
+    answer = ONE_READER if asked is None else asked
+    if not refs:
+        return args, kwargs, answer
+    filled = tuple([_filled(arg, refs) for arg in args])
+    return filled, {key: _filled(arg, refs) for key, arg in kwargs.items()}, answer
+
+
+def _filled(value: Any, refs: tuple[Any, ...]) -> Any:
+    if isinstance(value, Slot):
+        return _taken(value, refs[value.index])
+    if isinstance(value, DataProtoFuture):
+        if value.row_counts is not None:
+            value.row_counts = [_filled(count, refs) for count in value.row_counts]
+        value.futures = [_filled(part, refs) for part in value.futures]
+        if not isinstance(value, SealedFuture):
+            value.futures = [opened(part) for part in value.futures]
+    elif isinstance(value, FuturePart):
+        _filled(value.future, refs)
+    elif isinstance(value, PaddedPart):
+        return replace(value, value=_filled(value.value, refs))
+    elif isinstance(value, Hollow):
+        value.batch.meta_info = _filled_within(value.meta_info, refs)
+        return value.batch
+    return value
+
+
+def _taken(slot: Slot, value: Any) -> Any:
+    if slot.own is not None:
+        # Imported here and in `prepare_answer`: a worker without direct transports needs no torch.
+        from verl_ray.wire.direct import private_copy
+
+        return private_copy(value, slot.own)
+    return value if slot.opens_for is None else opened_batch(value, slot.opens_for)
+
+
+def _filled_within(value: Any, refs: tuple[Any, ...]) -> Any:
+    if isinstance(value, Slot):
+        return _filled(value, refs)
+    return map_within(value, lambda each: _filled_within(each, refs))
+
+
+def map_within(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A dict, list or tuple of what `change` makes of its values; anything else as it is."""
+    if type(value) is dict:
+        return {key: change(each) for key, each in value.items()}
+    return type(value)(map(change, value)) if type(value) in (list, tuple) else value
+
+
+def prepare_answer(value: Any, answer: Answer) -> Any:
+    """The value as Ray shall carry it; with its rows beside it where they are asked for."""
+    if answer.dropped:
+        return (None, None) if answer.with_rows else None
+    if answer.transport is not None:
+        from verl_ray.wire.direct import DirectAnswer
+
+        return DirectAnswer(value, answer.transport)
+    if answer.with_rows:
+        return Sealed(value), _num_rows(value)
+    return packed(value, answer.readers)
+
+
+def count_rows(worker: Any, value: Any) -> int:
+    """Runs in a worker: the rows of an answer of its own, which came without them."""
+    return _num_rows(value)
+
+
+def check_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], answer: Answer) -> None:
+    """After the method has run: shared arguments must be as they came.
+
+    Raises:
+        ReadOnlyWriteError: one was written into.
+    """
+    if answer.guarded:
+        check_unwritten((args, dict(kwargs), [_read_of(value) for value in (*args, *kwargs.values())]))
+
+
+def _read_of(value: Any) -> Any:
+    """What a method that got a future has read of it."""
+    if isinstance(value, FuturePart):
+        return _read_of(value.future)
+    return list(value.read) if isinstance(value, SealedFuture) else None
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether the value is a number, a string or the like, which needs no care on the wire."""
+    return isinstance(value, _PLAIN)
+
+
+def packed(value: Any, readers: Readers) -> Any:
+    """A form of the value that ships every tensor as one out-of-band buffer and unpickles to the value."""
+    if is_scalar(value):
+        return value
+    return pack(value, readers=readers, pickler=ray.cloudpickle.CloudPickler)
+
+
+def _num_rows(value: Any) -> int:
+    """Rows of a batch; 0 for what has none, which whoever joins the parts will refuse."""
+    batch_size = getattr(value, "batch_size", None)
+    if batch_size is not None:
+        return int(batch_size[0]) if len(batch_size) else 0
+    try:
+        return len(value)
+    except TypeError:
+        return 0

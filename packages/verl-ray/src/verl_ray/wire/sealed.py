@@ -1,0 +1,158 @@
+"""Answers that are opened by their reader, who knows what it is going to do with them.
+
+What is read of a future is often only some rows of a part, or is put together from several parts. So a part
+arrives as it lies in Ray's store, is cut and joined by views, and what then still lies in the store is copied
+at the end: each row that is read once, and none where the reader said that it only reads.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import ray
+from verl_protocol import DataProtoFuture
+from verl_protocol.futures.any_batch import num_rows_of
+from verl_protocol.futures.parts import PartSpan
+from verl_protocol.kinds import is_tensor
+from verl_protocol.wire import dumps, loads
+from verl_protocol.wire.buffers import Readers
+from verl_protocol.wire.walk import leaves
+
+__all__ = ["Arrived", "Sealed", "SealedFuture", "is_one_whole_part", "opened", "opened_batch", "settled"]
+
+
+T = TypeVar("T")
+_LARGE_BYTES = 65536
+
+
+class Sealed:
+    """A value on its way to whoever opens it; what is read back is an `Arrived`."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickled here and not before, so that references inside count for the pickle around.
+        data, buffers = dumps(self._value, pickler=ray.cloudpickle.CloudPickler)
+        return Arrived, (pickle.PickleBuffer(data) if len(data) > _LARGE_BYTES else data, buffers)
+
+
+class Arrived:
+    """A value that was sealed, still in the memory in which it came."""
+
+    __slots__ = ("_buffers", "_data")
+
+    def __init__(self, data: Any, buffers: Sequence[Any]) -> None:
+        self._data, self._buffers = data, buffers
+
+    def open(self, readers: Readers) -> Any:
+        """The value; see `verl_protocol.wire.loads`."""
+        return loads(self._data, self._buffers, readers=readers)
+
+    def spans(self) -> list[tuple[int, int]]:
+        """First and last address of its memory, buffer by buffer."""
+        arrays = [np.frombuffer(buffer, np.uint8) for buffer in self._buffers]
+        return [(_address(array), _address(array) + array.nbytes) for array in arrays if array.nbytes]
+
+    def result(self, timeout: float | None = None) -> Arrived:
+        """Itself: as part of a future it is there already."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Arrived, (self._data, [pickle.PickleBuffer(buffer) for buffer in self._buffers])
+
+
+def opened(value: Any, readers: Readers = "many") -> Any:
+    """The value itself, also where it came sealed; see `verl_protocol.wire.loads`."""
+    return value.open(readers) if isinstance(value, Arrived) else value
+
+
+def opened_batch(value: Any, readers: Readers) -> Any:
+    """The batch itself, also where it came sealed.
+
+    Raises:
+        NotABatchError: it is something else.
+    """
+    made = opened(value, readers)
+    num_rows_of(made)
+    return made
+
+
+class SealedFuture(DataProtoFuture[Any]):
+    """A future whose parts may be sealed.
+
+    Attributes:
+        read_only: whether what is read may lie in memory that others read too; `read` then remembers it.
+        read: what was read of this future, and of all pieces of it, in this process.
+    """
+
+    read_only: bool = False
+    read: Sequence[Any] = ()
+
+    def _made_of(self, spans: Any, counts: Sequence[int], values: Sequence[Any]) -> Any:
+        if self.tells_rows and is_one_whole_part(spans, counts) and isinstance(values[0], Arrived):
+            # As layouts often are alike, this is worth a shorter way: nothing is cut, joined or copied later.
+            made = values[0].open("read_only" if self.read_only else "many")
+            if num_rows_of(made) == spans[0].stop:
+                return self._remembered(made)
+        arrived = [value for value in values if isinstance(value, Arrived)]
+        # A function of the user's that puts parts together may write into them.
+        safe = self.tells_rows
+        parts = [opened(value, "one" if safe else "many") for value in values]
+        made = super()._made_of(spans, counts, parts)
+        if not (arrived and safe):
+            return made
+        return self._remembered(settled(made, arrived, self.read_only))
+
+    def _remembered(self, made: Any) -> Any:
+        if isinstance(self.read, list):
+            self.read.append(made)
+        return made
+
+
+def is_one_whole_part(spans: Sequence[PartSpan] | None, counts: Sequence[int]) -> bool:
+    """Whether these are all rows of one part, of parts with so many rows."""
+    return (
+        spans is not None
+        and len(spans) == 1
+        and spans[0].start == 0
+        and spans[0].stop == counts[spans[0].part]
+    )
+
+
+def settled(value: T, arrived: Sequence[Arrived], read_only: bool) -> T:
+    """The value made of views of these; without tensors and arrays in their memory, unless `read_only`."""
+    spans = [span for each in arrived for span in each.spans()]
+    if not read_only and not any(_lies_in(_place(leaf), spans) for _, leaf in leaves(value)):
+        return value
+    data, buffers = dumps(value, pickler=ray.cloudpickle.CloudPickler)
+    ready = buffers if read_only else [_own(buffer, spans) for buffer in buffers]
+    again: T = loads(data, ready, readers="read_only" if read_only else "one")
+    return again
+
+
+def _own(buffer: Any, spans: Sequence[tuple[int, int]]) -> Any:
+    array = np.frombuffer(buffer, np.uint8)
+    return array.copy() if _lies_in(_address(array), spans) else buffer
+
+
+def _lies_in(address: int, spans: Sequence[tuple[int, int]]) -> bool:
+    return any(first <= address < last for first, last in spans)
+
+
+def _place(leaf: Any) -> int:
+    if is_tensor(leaf):
+        import torch
+
+        return 0 if leaf.layout is not torch.strided or leaf.is_nested else leaf.data_ptr()
+    return _address(leaf)
+
+
+def _address(array: Any) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

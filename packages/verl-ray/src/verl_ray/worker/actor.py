@@ -1,0 +1,380 @@
+"""A worker class with its constructor's arguments and Ray options: what a group starts its actors from."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ParamSpec, overload
+
+import ray
+from verl_dispatch.groups.pool import ClassWithInitArgs, W_co
+from verl_dispatch.methods.decorator import MAGIC_ATTR, register_options
+from verl_dispatch.workers import roles
+from verl_dispatch.workers.roles import ColocatedWorker, has_async_methods
+
+from verl_ray.errors import RestartsRefusedError, TransportRefusedError
+from verl_ray.worker.environment import merge_runtime_env
+from verl_ray.worker.host import Host, hidden_async_methods, runner, runner_name
+
+if TYPE_CHECKING:
+    from ray.actor import ActorClass
+
+__all__ = [
+    "ANY_METHOD",
+    "RayClassWithInitArgs",
+    "Route",
+    "check_transports",
+    "classes_of",
+    "create_colocated_worker_cls",
+    "create_colocated_worker_cls_fused",
+    "create_colocated_worker_raw_cls",
+    "derive_actor_class",
+    "direct_methods",
+    "roles_of",
+    "routes_of",
+    "user_class_of",
+    "uses_direct_transport",
+]
+
+
+# --- The actor class behind a user's class: derived from it, same name, one runner per registered method --
+
+
+ANY_METHOD = "_verl_run_any"
+"""The runner for methods that are not registered; role (or None) and name of the method come first."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where a call goes: a method, its role where several share the process, and the runner for it."""
+
+    role: str | None
+    method: str
+    runner: str
+    is_async: bool
+    materializes: bool
+
+
+def user_class_of(cls: Any) -> type:
+    """The user's own class, also where `ray.remote` has wrapped it.
+
+    Raises:
+        TypeError: neither a class nor an actor class.
+    """
+    metadata = getattr(cls, "__ray_metadata__", None)
+    if metadata is not None:
+        modified: type = metadata.modified_class
+        original: type = getattr(modified, "__ray_actor_class__", modified)
+        return original
+    if not isinstance(cls, type):
+        raise TypeError(f"cls is {cls!r}, expected a worker class, plain or wrapped by ray.remote")
+    return cls
+
+
+def roles_of(user_class: type) -> dict[str, type]:
+    """The class of each role; empty for a class that is no several roles in one."""
+    if not issubclass(user_class, ColocatedWorker):
+        return {}
+    return {spec.name: spec.cls for spec in user_class.role_specs}
+
+
+def classes_of(user_class: type) -> tuple[type, ...]:
+    """The class itself, or the classes of its roles."""
+    return tuple(roles_of(user_class).values()) or (user_class,)
+
+
+def routes_of(user_class: type) -> tuple[Route, ...]:
+    """A route for every registered method, role by role where the class holds several.
+
+    What the class itself registers can be called on all roles' group; its routes have no role.
+    """
+    routes = tuple(_routes(user_class, None, None))
+    if issubclass(user_class, ColocatedWorker):
+        for index, spec in enumerate(user_class.role_specs):
+            routes += tuple(_routes(spec.cls, spec.name, index))
+    return routes
+
+
+def _routes(cls: type, role: str | None, role_index: int | None) -> Iterator[Route]:
+    for name, function in inspect.getmembers(cls, inspect.isfunction):
+        if hasattr(function, MAGIC_ATTR):
+            is_async = inspect.iscoroutinefunction(function)
+            materializes = register_options(function).materialize_futures
+            yield Route(role, name, runner_name(role_index, name), is_async, materializes)
+
+
+def derive_actor_class(user_class: type, *, interleaves: bool = False) -> type:
+    """A class of the same name that waits for its set-up call before the user's constructor runs.
+
+    Args:
+        interleaves: whether calls may run at the same time; then async methods make it an asyncio actor.
+    """
+    is_asyncio = interleaves and has_async_methods(user_class)
+    members: dict[str, Any] = {
+        "_verl_user_class": user_class,
+        "__module__": user_class.__module__,
+        "__qualname__": user_class.__qualname__,
+        "__doc__": user_class.__doc__,
+        ANY_METHOD: runner(ANY_METHOD, _call_any, interleaves=is_asyncio),
+    }
+    if not is_asyncio:
+        members |= hidden_async_methods(user_class)
+    for route in routes_of(user_class):
+        members[route.runner] = runner(route.runner, _finder(route), interleaves=is_asyncio)
+    if issubclass(user_class, ColocatedWorker):
+        # The roles' arguments come with the set-up call, not with the class: they may be large.
+        members["role_specs"] = ()
+    return type(user_class)(user_class.__name__, (Host, user_class), members)
+
+
+def _finder(route: Route) -> Callable[[Any], Callable[..., Any]]:
+    if route.role is None:
+        return attrgetter(route.method)
+    role, method = route.role, route.method
+    return lambda worker: worker.role_method(role, method)
+
+
+def _call_any(worker: Any) -> Callable[..., Any]:
+    def call(role: str | None, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        function = getattr(worker, method) if role is None else worker.role_method(role, method)
+        return function(*args, **kwargs)
+
+    return call
+
+
+# --- Which methods ask for a direct transport of their results, and whether Ray can offer it to their
+#     group
+
+
+_MODULES = {"gloo": "torch", "nccl": "cupy", "nixl": "nixl"}
+"""What Ray imports to use a transport."""
+
+
+def direct_methods(cls: type) -> dict[str, str]:
+    """The methods of a worker class that ask for a direct transport, each with the transport's name."""
+    return dict(_direct_methods(cls))
+
+
+def _direct_methods(cls: type) -> Iterator[tuple[str, str]]:
+    for name in dir(cls):
+        function = getattr(cls, name, None)
+        if hasattr(function, MAGIC_ATTR):
+            transport = register_options(function).tensor_transport
+            if transport is not None:
+                yield name, str(transport).lower()
+
+
+def check_transports(
+    user_class: type, accelerator: str | None, options: Mapping[str, Any], detached: bool
+) -> None:
+    """Refuse up front what Ray could not do later.
+
+    Raises:
+        TransportRefusedError: a method asks for one that Ray cannot offer to this group.
+    """
+    for method, transport in _all_direct_methods(user_class):
+        problem = _problem(transport, accelerator, options, detached)
+        if problem is not None:
+            raise TransportRefusedError(method, transport, *problem)
+
+
+def uses_direct_transport(user_class: type) -> bool:
+    """Whether the class, or one of its roles, has a method that asks for a direct transport."""
+    return any(True for _ in _all_direct_methods(user_class))
+
+
+def _all_direct_methods(user_class: type) -> Iterator[tuple[str, str]]:
+    for cls in classes_of(user_class):
+        yield from _direct_methods(cls)
+
+
+def _problem(
+    transport: str, accelerator: str | None, options: Mapping[str, Any], detached: bool
+) -> tuple[str, str] | None:
+    """Why Ray cannot, and the way out."""
+    if transport not in _MODULES:
+        return "Ray has no such transport", f"use one of {', '.join(sorted(_MODULES))}"
+    if transport == "nccl" and accelerator != "GPU":
+        return "the workers have no GPUs", "use gloo on CPUs"
+    if find_spec(_MODULES[transport]) is None:
+        return f"Ray needs the package {_MODULES[transport]} for it", "install it, or use gloo on CPUs"
+    if detached:
+        return (
+            "its results end with the driver that called",
+            "make the group without detached",
+        )
+    if (options.get("max_concurrency") or 1) > 1:
+        return "the calls of its workers overtake each other", "leave max_concurrency out"
+    return None
+
+
+# --------------------------------------------------------------------------------------------------------
+
+
+P = ParamSpec("P")
+
+# What the group itself decides; `ray.remote` fills these in even where the user said nothing.
+_DROPPED = ("concurrency_groups",)
+_DIRECT = "enable_tensor_transport"
+
+
+class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
+    """A worker class, plain or wrapped by `ray.remote`, with the arguments its constructor will get on every
+    rank.
+
+    Args:
+        cls: the worker class; options given to `ray.remote` are kept.
+        *args: positional arguments of the constructor.
+        **kwargs: keyword arguments of the constructor.
+
+    Raises:
+        TypeError: `cls` is no class.
+
+    >>> class Greeter:
+    ...     def __init__(self, name: str) -> None:
+    ...         self.name = name
+    >>> template = RayClassWithInitArgs(Greeter, "Ada")
+    >>> template.update_options({"num_cpus": 1})
+    >>> template.cls is Greeter, template.args
+    (True, ('Ada',))
+    """
+
+    fused_worker_used: bool
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(self, cls: ActorClass[W_co], *args: Any, **kwargs: Any) -> None: ...
+        @overload
+        def __init__(self, cls: Callable[P, W_co], *args: P.args, **kwargs: P.kwargs) -> None: ...
+
+    def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(cls, *args, **kwargs)
+        self.user_class: type = user_class_of(cls)
+        self.fused_worker_used = False
+        self._options: dict[str, Any] = {}
+        self._additional_resource: dict[str, float] = {}
+        self._actor_classes: dict[bool, Any] = {}
+
+    def update_options(self, options: Mapping[str, Any]) -> None:
+        """Add options for the actors, the same as `ray.remote` takes; later ones win."""
+        self._options.update(options)
+
+    def set_additional_resource(self, additional_resource: Mapping[str, float]) -> None:
+        """Ask for custom resources beside those of the slot."""
+        self._additional_resource = dict(additional_resource)
+
+    def user_options(self) -> dict[str, Any]:
+        """The user's options: those of `ray.remote`, then `update_options`, then the additional resources."""
+        options = {**getattr(self.cls, "_default_options", {}), **self._options}
+        options = {key: value for key, value in options.items() if key not in _DROPPED and value is not None}
+        if self._additional_resource:
+            options["resources"] = {**options.get("resources", {}), **self._additional_resource}
+        return options
+
+    def actor_options(self) -> dict[str, Any]:
+        """What every actor of a group is started with, before the group adds its own.
+
+        Raises:
+            RestartsRefusedError: Ray would restart dead actors, and they would come back empty.
+        """
+        options = self.user_options()
+        if options.get("max_restarts"):
+            raise RestartsRefusedError(self.user_class.__name__, options["max_restarts"])
+        return options
+
+    def interleaves(self) -> bool:
+        """Whether a worker runs several calls at a time, in no particular order."""
+        return int(self.user_options().get("max_concurrency") or 1) > 1
+
+    def actor_class(self) -> Any:
+        """The class that Ray instantiates; made once, so that it is exported once."""
+        interleaves = self.interleaves()
+        if interleaves not in self._actor_classes:
+            derived = derive_actor_class(self.user_class, interleaves=interleaves)
+            self._actor_classes[interleaves] = self._remote_class(derived)
+        return self._actor_classes[interleaves]
+
+    def _remote_class(self, derived: type) -> Any:
+        if uses_direct_transport(self.user_class) or self.user_options().get(_DIRECT):
+            # Ray then runs the methods beside the main thread; it takes this with the class, not per actor.
+            remote: Any = ray.remote
+            return remote(**{_DIRECT: True})(derived)
+        return ray.remote(derived)
+
+    def constructor_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the set-up call passes to the constructor; for colocated roles their specifications."""
+        if issubclass(self.user_class, ColocatedWorker):
+            return (self.user_class.role_specs,), {}
+        return tuple(self.args), dict(self.kwargs)
+
+    def remote(self, options: Mapping[str, Any]) -> Any:
+        """Start one actor with these options and return its handle at once."""
+        return self.actor_class().options(**options).remote()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_actor_classes": {}}
+
+
+# --- Several roles in one process: one actor class out of several templates -------------------------------
+
+
+def create_colocated_worker_cls(
+    class_dict: Mapping[str, RayClassWithInitArgs[Any]],
+) -> RayClassWithInitArgs[Any]:
+    """A template whose every worker holds one object per role; `group.spawn({role, ...})` gives a view per
+    role.
+
+    Options of the roles are joined.
+
+    Args:
+        class_dict: role -> template.
+
+    Raises:
+        SettingsConflict: two roles set one option to different values.
+
+    >>> class Actor: ...
+    >>> class Critic: ...
+    >>> roles = {"actor": RayClassWithInitArgs(Actor), "critic": RayClassWithInitArgs(Critic)}
+    >>> both = create_colocated_worker_cls(roles)
+    >>> both.fused_worker_used
+    False
+    """
+    return _template(class_dict, fused=False)
+
+
+def create_colocated_worker_cls_fused(
+    class_dict: Mapping[str, RayClassWithInitArgs[Any]],
+) -> RayClassWithInitArgs[Any]:
+    """As `create_colocated_worker_cls`; besides, the roles of a process reach each other."""
+    template = _template(class_dict, fused=True)
+    template.fused_worker_used = True
+    return template
+
+
+def create_colocated_worker_raw_cls(class_dict: Mapping[str, Any]) -> type[ColocatedWorker]:
+    """The plain class behind `create_colocated_worker_cls_fused`; `raw_cls_dict` holds each role's class."""
+    return _raw_class(class_dict, fused=True)
+
+
+def _raw_class(class_dict: Mapping[str, Any], *, fused: bool) -> type[ColocatedWorker]:
+    plain = {
+        role: ClassWithInitArgs(user_class_of(given.cls), *given.args, **given.kwargs)
+        if isinstance(given, ClassWithInitArgs)
+        else user_class_of(given)
+        for role, given in class_dict.items()
+    }
+    return roles.create_colocated_worker_raw_cls(plain, fused=fused)
+
+
+def _template(
+    class_dict: Mapping[str, RayClassWithInitArgs[Any]], *, fused: bool
+) -> RayClassWithInitArgs[Any]:
+    template: RayClassWithInitArgs[Any] = RayClassWithInitArgs(_raw_class(class_dict, fused=fused))
+    template.update_options(
+        merge_runtime_env(**{role: each.user_options() for role, each in class_dict.items()})
+    )
+    return template

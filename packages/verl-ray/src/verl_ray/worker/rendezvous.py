@@ -1,0 +1,247 @@
+"""The address where the ranks of a group meet: chosen on the node of rank 0 and held until the worker ends.
+
+The kernel is the registry. The port is bound exclusively, so no two groups of any driver get the same one,
+and the socket stays open, bound but not listening, in the process of rank 0. It is then marked SO_REUSEADDR,
+which lets torch.distributed (it sets the same flag) listen on the port while all others are kept off.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Self
+
+from verl_ray.errors import MadeOfFacts, PortRangeExhausted
+
+__all__ = [
+    "HeldRendezvous",
+    "Rendezvous",
+    "RendezvousError",
+    "RendezvousRequest",
+    "address_family",
+    "choose_rendezvous",
+    "free_port",
+    "host_for_env",
+    "host_for_url",
+]
+
+
+# --- Host names and ports in both notations and both families ---------------------------------------------
+
+
+def host_for_env(host: str) -> str:
+    """The host as MASTER_ADDR wants it: no brackets.
+
+    >>> host_for_env("[fe80::1]"), host_for_env("10.0.0.1")
+    ('fe80::1', '10.0.0.1')
+    """
+    return host.strip().removeprefix("[").removesuffix("]")
+
+
+def host_for_url(host: str) -> str:
+    """The host as `host:port` and URLs want it: IPv6 in brackets, all else as it is.
+
+    >>> host_for_url("fe80::1"), host_for_url("[fe80::1]"), host_for_url("node-3")
+    ('[fe80::1]', '[fe80::1]', 'node-3')
+    """
+    bare = host_for_env(host)
+    return f"[{bare}]" if ":" in bare else bare
+
+
+def address_family(host: str) -> socket.AddressFamily:
+    """AF_INET6 for an IPv6 address, AF_INET for an IPv4 address, for a name what it resolves to."""
+    bare = host_for_env(host)
+    try:
+        version = ipaddress.ip_address(bare).version
+    except ValueError:
+        return _family_of_name(bare)
+    return socket.AF_INET6 if version == 6 else socket.AF_INET
+
+
+def _family_of_name(name: str) -> socket.AddressFamily:
+    try:
+        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return socket.AF_INET
+    families = {answer[0] for answer in answers}
+    return socket.AF_INET if socket.AF_INET in families or not families else socket.AF_INET6
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that is free on `host` now, tested on the family that will be used.
+
+    Another program may take it before you do; groups use a `Rendezvous`, which keeps hold of its port.
+
+    Raises:
+        OSError: `host` is no address of this machine.
+    """
+    with socket.socket(address_family(host), socket.SOCK_STREAM) as probe:
+        probe.bind((host_for_env(host), 0))
+        return int(probe.getsockname()[1])
+
+
+# --------------------------------------------------------------------------------------------------------
+
+
+class RendezvousError(MadeOfFacts, ValueError):
+    """The master address, port or range cannot be used as given."""
+
+    def __init__(self, argument: str, given: object, expected: str) -> None:
+        self.facts = (argument, given, expected)
+        self.argument, self.given, self.expected = argument, given, expected
+        super().__init__(f"{argument} is {given!r}, expected {expected}")
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """MASTER_ADDR (without brackets) and MASTER_PORT of a group."""
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class RendezvousRequest:
+    """What the user said about the meeting point; validated before any worker starts.
+
+    `master_addr` and `master_port` go together; `master_port_range` is `(first, stop)`, `stop` excluded.
+
+    Raises:
+        RendezvousError: one of the pair without the other, a pair and a range, or numbers that are no ports.
+
+    >>> RendezvousRequest(master_port_range=(29000, 29100)).ports()
+    range(29000, 29100)
+    """
+
+    master_addr: str | None = None
+    master_port: int | str | None = None
+    master_port_range: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.master_addr is None) != (self.master_port is None):
+            given = {"master_addr": self.master_addr, "master_port": self.master_port}
+            raise RendezvousError("master_addr and master_port", given, "both or neither")
+        if self.master_port is not None and self.master_port_range is not None:
+            raise RendezvousError(
+                "master_port_range", self.master_port_range, "no range beside master_addr and master_port"
+            )
+        if self.master_port is not None:
+            _port_number("master_port", self.master_port)
+        if self.master_port_range is not None:
+            self.ports()
+
+    def fixed(self) -> Rendezvous | None:
+        """The meeting point that the user named, if any."""
+        if self.master_addr is None or self.master_port is None:
+            return None
+        return Rendezvous(host_for_env(self.master_addr), _port_number("master_port", self.master_port))
+
+    def ports(self) -> range:
+        """The ports to try, in order; `range(1)` leaves the choice to the system."""
+        if self.master_port_range is None:
+            return range(1)
+        expected = "two port numbers (first, stop) with first < stop, stop excluded"
+        try:
+            first, stop = (int(number) for number in self.master_port_range)
+        except (TypeError, ValueError):
+            raise RendezvousError("master_port_range", self.master_port_range, expected) from None
+        if not 1 <= first < stop <= 65536:
+            raise RendezvousError("master_port_range", self.master_port_range, expected)
+        return range(first, stop)
+
+
+def _port_number(argument: str, given: int | str) -> int:
+    expected = "a port number from 1 to 65535"
+    try:
+        port = int(given)
+    except (TypeError, ValueError):
+        raise RendezvousError(argument, given, expected) from None
+    if isinstance(given, bool) or not 1 <= port <= 65535:
+        raise RendezvousError(argument, given, expected)
+    return port
+
+
+class HeldRendezvous:
+    """A meeting point whose port this process keeps hold of until `close()` or its own end."""
+
+    def __init__(self, rendezvous: Rendezvous, holder: socket.socket | None) -> None:
+        self.rendezvous = rendezvous
+        self._holder = holder
+
+    def close(self) -> None:
+        """Let go of the port. Safe to call twice."""
+        if self._holder is not None:
+            self._holder.close()
+            self._holder = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def choose_rendezvous(request: RendezvousRequest, node_address: str) -> HeldRendezvous:
+    """Choose where a group meets; rank 0 runs this in its process and keeps the answer as long as it lives.
+
+    Raises:
+        PortRangeExhausted: every port of the requested range is in use on this node.
+
+    >>> with choose_rendezvous(RendezvousRequest(), "127.0.0.1") as held:
+    ...     0 < held.rendezvous.port < 65536
+    True
+    """
+    fixed = request.fixed()
+    if fixed is not None:
+        return HeldRendezvous(fixed, None)
+    address = host_for_env(node_address)
+    ports = request.ports()
+    holder = _hold_first_free(ports, address_family(address))
+    if holder is None:
+        raise PortRangeExhausted(ports.start, ports.stop, address)
+    return HeldRendezvous(Rendezvous(address, int(holder.getsockname()[1])), holder)
+
+
+def _hold_first_free(ports: Iterable[int], family: socket.AddressFamily) -> socket.socket | None:
+    for port in ports:
+        holder = _open_socket(family)
+        try:
+            holder.bind(("", port))
+        except OSError:
+            holder.close()
+            continue
+        # Set only after the exclusive bind: from now on a listener with the same flag may join, no one else.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return holder
+    return None
+
+
+def _open_socket(family: socket.AddressFamily) -> socket.socket:
+    """A socket that covers both families where the machine has both, as torch's store listens on both."""
+    if not _dual_stack_works():
+        return socket.socket(family, socket.SOCK_STREAM)
+    return _dual_stack_socket()
+
+
+def _dual_stack_socket() -> socket.socket:
+    dual = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    try:
+        dual.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    except OSError:
+        dual.close()
+        raise
+    return dual
+
+
+@cache
+def _dual_stack_works() -> bool:
+    # A kernel may know IPv6 and still have it switched off; only a bind tells.
+    try:
+        with _dual_stack_socket() as probe:
+            probe.bind(("::", 0))
+    except OSError:
+        return False
+    return True
