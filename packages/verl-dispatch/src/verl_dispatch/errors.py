@@ -25,6 +25,7 @@ __all__ = [
     "NoBatchError",
     "NoInstanceMethodError",
     "NotPicklableError",
+    "NotTheOwnerError",
     "RankSetError",
     "RefusedPairError",
     "RegisterOptionError",
@@ -323,6 +324,10 @@ class UnknownRoleError(PortableError, KeyError):
         self.role, self.known = role, dict(known)
         roles = ", ".join(f"{name} ({cls})" for name, cls in known.items()) or "none"
         super().__init__(f"unknown role {role!r}; colocated roles: {roles}")
+
+
+class NotTheOwnerError(PortableError, RuntimeError):
+    """A group that does not own its workers, asked to end or restart them."""
 
 
 class NotPicklableError(PortableError, TypeError):

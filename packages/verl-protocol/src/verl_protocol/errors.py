@@ -34,7 +34,7 @@ def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, A
 
 
 class PortableError(Exception):
-    """Lets an error that builds its own message cross a process border."""
+    """The base of every error of this workspace: it crosses process borders with all that it holds."""
 
     def __str__(self) -> str:
         # KeyError shows its message as a repr, quotes and all.
@@ -42,6 +42,22 @@ class PortableError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, dict(self.__dict__))
+
+
+# What a caller can only correct in the program, not react to at run time, has no class of its own: the
+# message names the argument, what was given, what was expected and the way out.
+
+
+class InvalidTypeError(PortableError, TypeError):
+    """An argument of another type than expected."""
+
+
+class InvalidValueError(PortableError, ValueError):
+    """An argument whose value cannot be honoured."""
+
+
+class InvalidArgumentError(InvalidTypeError, InvalidValueError):
+    """An argument that is of a wrong type, or has a wrong value."""
 
 
 class InvalidIndexError(PortableError, TypeError, IndexError):
