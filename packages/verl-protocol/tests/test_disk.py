@@ -16,20 +16,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from verl_protocol.batch.proto import DataProto
-from verl_protocol.files.disk import (
-    EndlessValueError,
-    FileFormatError,
-    PickleNeededError,
-    PickleRefusedError,
-    load_from_disk,
-    save_to_disk,
-)
+from verl_protocol.files.disk import EndlessValueError
+from verl_protocol.files.safetensors import FileFormatError
+from verl_protocol.files.values import PickleNeededError, PickleRefusedError
 from verl_protocol.wire.buffers import UnknownDtypeError
 
 
 def round_trip(data: DataProto, path: Path, **options: Any) -> DataProto:
-    save_to_disk(data, path / "batch", **options)
-    return load_from_disk(path / "batch", **options)
+    data.save_to_disk(path / "batch", **options)
+    return DataProto.load_from_disk(path / "batch", **options)
 
 
 def jagged(dim: int) -> torch.Tensor:
@@ -122,18 +117,18 @@ def test_corner_cases_come_back(data: DataProto, tmp_path: Path) -> None:
 
 
 def test_columns_are_writable_and_private(tmp_path: Path) -> None:
-    save_to_disk(DataProto.from_dict({"a": torch.zeros(1000)}, {"n": np.zeros(1000)}), tmp_path / "b")
-    got = load_from_disk(tmp_path / "b")
+    DataProto.from_dict({"a": torch.zeros(1000)}, {"n": np.zeros(1000)}).save_to_disk(tmp_path / "b")
+    got = DataProto.load_from_disk(tmp_path / "b")
     got.batch["a"][0], got.non_tensor_batch["n"][0] = 1, 1
-    again = load_from_disk(tmp_path / "b")
+    again = DataProto.load_from_disk(tmp_path / "b")
     assert again.batch["a"].sum() == again.non_tensor_batch["n"].sum() == 0
 
 
 def test_a_loaded_batch_outlives_its_file(tmp_path: Path) -> None:
     data = DataProto.from_dict({"a": torch.arange(1000)})
-    save_to_disk(data, tmp_path / "b")
-    got = load_from_disk(tmp_path / "b")
-    save_to_disk(DataProto.from_dict({"a": torch.zeros(1000)}), tmp_path / "b")
+    data.save_to_disk(tmp_path / "b")
+    got = DataProto.load_from_disk(tmp_path / "b")
+    DataProto.from_dict({"a": torch.zeros(1000)}).save_to_disk(tmp_path / "b")
     (tmp_path / "b").unlink()
     assert got.equals(data)
 
@@ -141,11 +136,9 @@ def test_a_loaded_batch_outlives_its_file(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_what_is_not_used_is_not_read(tmp_path: Path) -> None:
     tensors = {key: torch.ones(1024, 4096) for key in "abcd"}
-    save_to_disk(
-        DataProto.from_dict({**tensors, "fp8": tensors["a"].to(torch.float8_e4m3fn)}), tmp_path / "b"
-    )
+    DataProto.from_dict({**tensors, "fp8": tensors["a"].to(torch.float8_e4m3fn)}).save_to_disk(tmp_path / "b")
     before = resident_bytes()
-    got = load_from_disk(tmp_path / "b")
+    got = DataProto.load_from_disk(tmp_path / "b")
     assert got.tensor("a")[5].sum() == 4096
     assert resident_bytes() - before < got.nbytes() // 4
 
@@ -155,7 +148,7 @@ def resident_bytes() -> int:
 
 
 def test_other_tools_can_read_the_tensors(tmp_path: Path) -> None:
-    save_to_disk(DataProto.from_dict({"a": torch.arange(6).view(2, 3)}), tmp_path / "b.safetensors")
+    DataProto.from_dict({"a": torch.arange(6).view(2, 3)}).save_to_disk(tmp_path / "b.safetensors")
     with safe_open(tmp_path / "b.safetensors", framework="pt") as file:
         (name,) = file.keys()
         assert "a" in name
@@ -192,12 +185,12 @@ class Mine(DataProto):
 def test_what_needs_a_pickle_is_asked_for_twice(data: DataProto, place: str, tmp_path: Path) -> None:
     path = tmp_path / "b"
     with pytest.raises(PickleNeededError, match=f"^{place}.*allow_pickle=True"):
-        save_to_disk(data, path)
+        data.save_to_disk(path)
     assert list(tmp_path.iterdir()) == []
-    save_to_disk(data, path, allow_pickle=True)
+    data.save_to_disk(path, allow_pickle=True)
     with pytest.raises(PickleRefusedError, match="allow_pickle=True"):
-        load_from_disk(path)
-    got = load_from_disk(path, allow_pickle=True)
+        DataProto.load_from_disk(path)
+    got = DataProto.load_from_disk(path, allow_pickle=True)
     assert type(got) is type(data)
     assert got.equals(data)
 
@@ -211,27 +204,27 @@ class Bomb:
 
 def test_loading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    save_to_disk(DataProto(meta_info={"bomb": Bomb()}), "b", allow_pickle=True)
+    DataProto(meta_info={"bomb": Bomb()}).save_to_disk("b", allow_pickle=True)
     (tmp_path / "pickle").write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(PickleRefusedError):
-        load_from_disk("b")
+        DataProto.load_from_disk("b")
     with pytest.raises(FileFormatError, match="no safetensors file"):
-        load_from_disk("pickle")
+        DataProto.load_from_disk("pickle")
     assert not (tmp_path / "exploded").exists()
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = DataProto.from_dict({"a": torch.arange(3)})
-    save_to_disk(old, tmp_path / "b")
+    old.save_to_disk(tmp_path / "b")
 
     def no_space(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(OSError, match="No space"):
-        save_to_disk(DataProto.from_dict({"a": torch.arange(9)}), tmp_path / "b")
+        DataProto.from_dict({"a": torch.arange(9)}).save_to_disk(tmp_path / "b")
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
-    assert load_from_disk(tmp_path / "b").equals(old)
+    assert DataProto.load_from_disk(tmp_path / "b").equals(old)
 
 
 def test_what_cannot_be_written_is_the_file_that_was_named(tmp_path: Path) -> None:
@@ -239,7 +232,7 @@ def test_what_cannot_be_written_is_the_file_that_was_named(tmp_path: Path) -> No
     folder.mkdir()
     for path, error in ((missing, FileNotFoundError), (folder, IsADirectoryError)):
         with pytest.raises(error) as caught:
-            save_to_disk(data, path)
+            data.save_to_disk(path)
         assert (caught.value.filename, caught.value.filename2) == (str(path), None)
         assert ".tmp" not in str(caught.value)
     assert list(tmp_path.iterdir()) == [folder]
@@ -247,25 +240,25 @@ def test_what_cannot_be_written_is_the_file_that_was_named(tmp_path: Path) -> No
 
 def test_foreign_and_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        load_from_disk(tmp_path / "none")
+        DataProto.load_from_disk(tmp_path / "none")
     save_file({"a": torch.ones(2)}, tmp_path / "foreign")
     with pytest.raises(FileFormatError, match="not one that save_to_disk wrote"):
-        load_from_disk(tmp_path / "foreign")
-    save_to_disk(DataProto.from_dict({"a": torch.arange(1000)}), tmp_path / "b")
+        DataProto.load_from_disk(tmp_path / "foreign")
+    DataProto.from_dict({"a": torch.arange(1000)}).save_to_disk(tmp_path / "b")
     (tmp_path / "short").write_bytes((tmp_path / "b").read_bytes()[:-100])
     with pytest.raises(FileFormatError, match="short"):
-        load_from_disk(tmp_path / "short")
+        DataProto.load_from_disk(tmp_path / "short")
 
 
 def test_whatever_byte_is_damaged_the_error_is_one_of_ours(tmp_path: Path) -> None:
     data = DataProto.from_dict({"a": torch.arange(4)}, {"s": list("wxyz")}, {"step": 1})
-    save_to_disk(data, path := tmp_path / "batch")
+    data.save_to_disk(path := tmp_path / "batch")
     whole = path.read_bytes()
     end = 8 + int.from_bytes(whole[:8], "little")
     for at in range(0, end, 3):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
         try:
-            loaded = load_from_disk(path)
+            loaded = DataProto.load_from_disk(path)
         except (FileFormatError, UnknownDtypeError):
             continue
         # A name or a blank can change unnoticed: the file is then a sound one that says something else.
@@ -276,25 +269,25 @@ def test_what_holds_itself_cannot_be_saved(tmp_path: Path) -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(EndlessValueError, match="holds itself"):
-        save_to_disk(DataProto(meta_info={"endless": endless}), tmp_path / "batch")
+        DataProto(meta_info={"endless": endless}).save_to_disk(tmp_path / "batch")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_of_another_release_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("verl_protocol.files.disk.FILE_VERSION", "99")
-        save_to_disk(DataProto(meta_info={"k": 1}), tmp_path / "b")
+        DataProto(meta_info={"k": 1}).save_to_disk(tmp_path / "b")
     with pytest.raises(FileFormatError, match=r"file format 99, but verl-protocol .* reads format 1"):
-        load_from_disk(tmp_path / "b")
+        DataProto.load_from_disk(tmp_path / "b")
 
 
 def test_the_environment_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = DataProto.from_dict({"a": torch.arange(3)})
     monkeypatch.setenv("VERL_DATAPROTO_SERIALIZATION_METHOD", "numpy")
-    save_to_disk(data, tmp_path / "b")
+    data.save_to_disk(tmp_path / "b")
     payload = pickle.dumps(data)
     monkeypatch.delenv("VERL_DATAPROTO_SERIALIZATION_METHOD")
-    assert load_from_disk(tmp_path / "b").equals(data)
+    assert DataProto.load_from_disk(tmp_path / "b").equals(data)
     assert pickle.loads(payload).equals(data)
 
 

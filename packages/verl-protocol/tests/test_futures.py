@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from verl_protocol.batch.proto import DataProto
 from verl_protocol.errors import InvalidCountError, NothingToConcatError, UnevenChunksError
 from verl_protocol.futures.any_batch import NotABatchError
-from verl_protocol.futures.future import DataProtoFuture, PartRowsError, PartTypeError, RowCountsError
+from verl_protocol.futures.future import DataProtoFuture, PartRowsError, RowCountsError
+from verl_protocol.futures.parts import PartTypeError
 
 
 def batch(start: int, stop: int, **meta: Any) -> DataProto:

@@ -120,7 +120,8 @@ def test_an_unknown_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         payloads = [wire.dumps([1])[0], pickle.dumps(wire.pack([1]), 5)]
     for payload in payloads:
         with pytest.raises(
-            wire.WireVersionError, match=r"wire format 99, but verl-protocol .* reads wire format 2"
+            wire.WireVersionError,
+            match=r"wire format 99, but verl-protocol .* reads wire format {wire.WIRE_VERSION}",
         ):
             pickle.loads(payload)
 

@@ -11,7 +11,7 @@ from verl_protocol._lazy import names_on_demand
 
 if TYPE_CHECKING:
     from verl_protocol.batch.convert import list_of_dict_to_dict_of_list
-    from verl_protocol.batch.item import DataProtoItem, collate_fn
+    from verl_protocol.batch.item import DataProtoItem
     from verl_protocol.batch.joining import union_numpy_dict
     from verl_protocol.batch.metadata import MergeRule, WeightedMean, merge_meta, reduce_metrics
     from verl_protocol.batch.padding import (
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         pad_dataproto_to_divisor,
         unpad_dataproto,
     )
-    from verl_protocol.batch.proto import DataProto, all_gather_data_proto
+    from verl_protocol.batch.proto import DataProto, all_gather_data_proto, collate_fn
     from verl_protocol.batch.row_ops import fold_batch_dim, unfold_batch_dim
     from verl_protocol.columns.equality import equal
     from verl_protocol.columns.partition import Partition, balanced_partition, boundaries, even_sizes
@@ -81,7 +81,7 @@ _HOMES = {
     "all_gather_data_proto": "batch.proto",
     "balanced_partition": "columns.partition",
     "boundaries": "columns.partition",
-    "collate_fn": "batch.item",
+    "collate_fn": "batch.proto",
     "deserialize_single_tensor": "serialize",
     "deserialize_tensordict": "serialize",
     "equal": "columns.equality",

@@ -1,4 +1,4 @@
-"""Whether a value is a tensor or a batch, answered without importing what defines these.
+"""Whether a value is a tensor or a TensorDict, answered without importing what defines these.
 
 Of a class whose module nobody has imported there are no objects. So a process that has nothing to do with
 tensors, such as a worker that runs rules or tools, goes without torch, whose import takes seconds.
@@ -7,15 +7,11 @@ tensors, such as a worker that runs rules or tools, goes without torch, whose im
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 if TYPE_CHECKING:
     import torch
     from typing_extensions import TypeIs
-
-    from verl_protocol.batch.proto import DataProto
-
-__all__ = ["is_batch", "is_jagged", "is_proto", "is_tensor", "is_tensordict", "proto_class"]
 
 
 def is_tensor(value: object) -> TypeIs[torch.Tensor]:
@@ -36,19 +32,3 @@ def is_tensordict(value: object) -> bool:
     """Whether `value` is a TensorDict of any kind."""
     kind = getattr(sys.modules.get("tensordict"), "TensorDictBase", None)
     return kind is not None and isinstance(value, kind)
-
-
-def proto_class() -> Any:
-    """The class DataProto; None as long as nobody has imported it."""
-    return getattr(sys.modules.get("verl_protocol.batch.proto"), "DataProto", None)
-
-
-def is_proto(value: object) -> TypeIs[DataProto]:
-    """Whether `value` is a DataProto."""
-    kind = getattr(sys.modules.get("verl_protocol.batch.proto"), "DataProto", None)
-    return kind is not None and isinstance(value, kind)
-
-
-def is_batch(value: object) -> bool:
-    """Whether `value` is a batch that is there, and no future of one."""
-    return is_proto(value) or is_tensordict(value)

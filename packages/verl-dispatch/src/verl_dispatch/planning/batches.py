@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import verl_protocol
 from verl_protocol import DataProtoFuture
-from verl_protocol.futures.any_batch import BatchData, num_rows_of
-from verl_protocol.kinds import is_batch, is_proto
+from verl_protocol.futures.any_batch import BatchData, is_batch, is_proto, num_rows_of
 
 if TYPE_CHECKING:
     from verl_protocol import DataProto

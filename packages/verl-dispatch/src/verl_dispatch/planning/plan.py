@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from verl_protocol import DataProtoFuture
-from verl_protocol.kinds import is_proto, is_tensor
+from verl_protocol.futures.any_batch import is_proto
+from verl_protocol.kinds import is_tensor
 from verl_protocol.wire import nbytes_of
 
 from verl_dispatch.planning.batches import is_batch

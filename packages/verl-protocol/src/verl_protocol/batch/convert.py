@@ -27,7 +27,7 @@ from verl_protocol.kinds import is_jagged
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-    from verl_protocol.batch.proto import DataProto
+    from verl_protocol.batch.state import BatchState
 
 
 DTYPES_KEY = "_array_dtypes"
@@ -117,13 +117,13 @@ def row_of(column: Any, row: int) -> Any:
     return column[row]
 
 
-def to_rows(data: DataProto) -> list[dict[str, Any]]:
+def to_rows(data: BatchState) -> list[dict[str, Any]]:
     """One dict per row."""
     count, columns = data._checked_rows(), {**data._columns(), **data.non_tensor_batch}
     return [{key: row_of(column, row) for key, column in columns.items()} for row in range(count)]
 
 
-def to_tensordict(data: DataProto) -> TensorDict:
+def to_tensordict(data: BatchState) -> TensorDict:
     """Tensors as they are, array columns as one entry per row, meta_info as non-tensor data."""
     from tensordict import NonTensorData, TensorDict
 

@@ -1,12 +1,13 @@
-"""One row of a batch, and batches made of such rows."""
+"""One row of a batch, and the columns that such rows make."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from numpy.typing import NDArray
 
 from verl_protocol.batch.convert import list_of_dict_to_dict_of_list, row_of
 from verl_protocol.batch.describe import describe_item
@@ -17,9 +18,6 @@ from verl_protocol.columns.checks import column_of, column_of_tensors
 from verl_protocol.columns.equality import equal
 from verl_protocol.errors import NothingToConcatError
 from verl_protocol.kinds import is_jagged
-
-if TYPE_CHECKING:
-    from verl_protocol.batch.proto import DataProto
 
 
 @dataclass(eq=False, repr=False)
@@ -58,23 +56,10 @@ def item_of(data: BatchState, row: int) -> DataProtoItem:
     return item
 
 
-def collate_fn(items: Sequence[DataProtoItem]) -> DataProto:
-    """A batch whose rows are `items`; columns are of the kind that they were in the batch of the first item.
-
-    Raises:
-        NothingToConcatError: no items.
-        UnlikeDictsError: items with different keys.
-        RaggedRowsError: tensors of different shapes in a column that was not jagged.
-        MetaConflictError: items with different meta_info.
-
-    >>> import torch
-    >>> from verl_protocol import DataProto
-    >>> data = DataProto.from_dict(tensors={"a": torch.arange(3)})
-    >>> collate_fn([data[2], data[0]]).batch["a"].tolist()
-    [2, 0]
-    """
-    from verl_protocol.batch.proto import DataProto
-
+def columns_of_items(
+    items: Sequence[DataProtoItem],
+) -> tuple[dict[str, torch.Tensor] | None, dict[str, NDArray[Any]], dict[str, Any]]:
+    """Tensor columns, array columns and meta_info of a batch whose rows are `items`; see `collate_fn`."""
     if not items:
         raise NothingToConcatError
     for item in items:
@@ -86,8 +71,7 @@ def collate_fn(items: Sequence[DataProtoItem]) -> DataProto:
     arrays = {key: column_of(rows, kinds.get(key)) for key, rows in objects.items()}
     # Metrics belong to the whole batch that the rows come from, so they count once and not once per row.
     meta = merge_meta([item.meta_info for item in items], {METRICS: "first"})
-    has_batch = any(item._has_batch() for item in items)
-    return DataProto._make(tensors if has_batch else None, len(items), arrays, meta, items[0]._batch_device())
+    return (tensors if any(item._has_batch() for item in items) else None), arrays, meta
 
 
 def _column_of(key: str, rows: Sequence[Any], ragged_dim: int | None) -> torch.Tensor:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from verl_protocol.batch.metadata import MergeRule, copy_meta, merge_meta
+from verl_protocol.batch.state import BatchState
 from verl_protocol.columns import ops
 from verl_protocol.columns.checks import Part, check_devices, check_schema
 from verl_protocol.columns.equality import columns_equal, equal, first_difference
@@ -23,11 +24,7 @@ from verl_protocol.errors import (
     UnionValueError,
 )
 
-if TYPE_CHECKING:
-    from verl_protocol.batch.proto import DataProto
-
-
-D = TypeVar("D", bound="DataProto")
+D = TypeVar("D", bound=BatchState)
 
 Side = Literal["left", "right"]
 
@@ -55,12 +52,12 @@ def concat(
     return made
 
 
-def _has_columns(part: DataProto) -> bool:
+def _has_columns(part: BatchState) -> bool:
     return bool(part.non_tensor_batch) or bool(part._columns())
 
 
 def _concat_tensors(
-    parts: Sequence[tuple[int, DataProto, dict[str, torch.Tensor]]], pad: Mapping[str, float], side: Side
+    parts: Sequence[tuple[int, BatchState, dict[str, torch.Tensor]]], pad: Mapping[str, float], side: Side
 ) -> dict[str, torch.Tensor] | None:
     columns: list[Part] = [(place, tensors) for place, _, tensors in parts]
     check_schema(columns, "tensor columns", frozenset(pad))
@@ -125,7 +122,7 @@ def _widen(column: torch.Tensor, width: tuple[int, ...], value: float, side: Sid
     return wide
 
 
-def _joined_masks(parts: Sequence[DataProto], counts: Sequence[int]) -> torch.Tensor | None:
+def _joined_masks(parts: Sequence[BatchState], counts: Sequence[int]) -> torch.Tensor | None:
     masks = [part._pad_mask for part in parts]
     if all(mask is None for mask in masks):
         return None
@@ -133,7 +130,7 @@ def _joined_masks(parts: Sequence[DataProto], counts: Sequence[int]) -> torch.Te
     return torch.cat([torch.zeros(count, dtype=torch.bool) if mask is None else mask for mask, count in full])
 
 
-def union(data: D, other: DataProto) -> D:
+def union(data: D, other: BatchState) -> D:
     """Add the columns and meta_info of `other` to `data`, which has the same rows."""
     tensors, added = data._columns(), other._columns()
     _check_union_rows(data, other)
@@ -158,7 +155,7 @@ def _new(held: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in added.items() if key not in held}
 
 
-def _check_union_rows(data: DataProto, other: DataProto) -> None:
+def _check_union_rows(data: BatchState, other: BatchState) -> None:
     first, second = data._checked_rows(), other._checked_rows()
     both_have_rows = (data._has_batch() or _has_columns(data)) and (other._has_batch() or _has_columns(other))
     if both_have_rows and first != second:

@@ -8,24 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, SupportsIndex, TypeVar
+from typing import Any, ClassVar, Literal, SupportsIndex, TypeVar
 
 import numpy as np
 import torch
 
 from verl_protocol.arguments import flag, whole_number
-from verl_protocol.batch.state import check_batch
+from verl_protocol.batch.state import BatchState, check_batch, take
 from verl_protocol.columns import dense, jagged, objects, ops
-from verl_protocol.errors import NoRowToPadWithError, PadPolicyError, UnpadError
+from verl_protocol.errors import KeyCollisionError, NoRowToPadWithError, PadPolicyError, UnpadError
 from verl_protocol.kinds import is_jagged
-
-if TYPE_CHECKING:
-    from verl_protocol.batch.proto import DataProto
-    from verl_protocol.batch.row_ops import BatchRows
-
-
-B = TypeVar("B", bound="BatchRows")
-D = TypeVar("D", bound="DataProto")
 
 PadPolicy = Literal["repeat", "last", "zeros"]
 """Where pad rows come from: the rows from the start over and over, the last row, or zeros.
@@ -59,9 +51,39 @@ class DataProtoConfig(metaclass=_DataProtoConfigMeta):
     env_name: ClassVar[str] = "VERL_AUTO_PADDING"
 
 
+class BatchPadding(BatchState):
+    """The padding of `DataProto`."""
+
+    def padding(self, padding_size: SupportsIndex, padding_candidate: str = "") -> None:
+        """Add copies of the last row ("first": of the first row) to this batch itself.
+
+        Raises:
+            NoRowToPadWithError: the batch has no rows.
+        """
+        size, count = whole_number("padding_size", padding_size, 0), self._row_count()
+        if not size:
+            return
+        if not count:
+            raise NoRowToPadWithError(size)
+        source = 0 if padding_candidate == "first" else count - 1
+        self._become(take(self, torch.cat([torch.arange(count), torch.full((size,), source)])))
+
+    def is_padding_enabled(self) -> bool:
+        """Whether dispatch may pad this batch: by its own flag, or by `DataProtoConfig.auto_padding`."""
+        return self._auto_padding or DataProtoConfig.auto_padding
+
+    @property
+    def pad_mask(self) -> torch.Tensor:
+        """Which rows are padding: a bool tensor on the CPU, one entry per row."""
+        return torch.zeros(self._row_count(), dtype=torch.bool) if self._pad_mask is None else self._pad_mask
+
+
+B = TypeVar("B", bound=BatchPadding)
+
+
 def pad_dataproto_to_divisor(
-    data: D, size_divisor: SupportsIndex, policy: PadPolicy = "repeat", mask_key: str | None = None
-) -> tuple[D, int]:
+    data: B, size_divisor: SupportsIndex, policy: PadPolicy = "repeat", mask_key: str | None = None
+) -> tuple[B, int]:
     """A batch whose number of rows is a multiple of `size_divisor`, and how many rows were added at its end.
 
     The result has a `pad_mask`. A batch without rows divides by anything and gets no pad rows.
@@ -73,9 +95,8 @@ def pad_dataproto_to_divisor(
     Raises:
         InvalidCountError: `size_divisor` is less than 1.
         PadPolicyError: an unknown policy.
+        KeyCollisionError: the batch has a column `mask_key`.
 
-    >>> import torch
-    >>> from verl_protocol import DataProto
     >>> data = DataProto.from_dict(tensors={"a": torch.arange(3)})
     >>> padded, pad_size = pad_dataproto_to_divisor(data, 4)
     >>> padded.batch["a"].tolist(), pad_size
@@ -83,17 +104,27 @@ def pad_dataproto_to_divisor(
     """
     check_batch(data)
     divisor = whole_number("size_divisor", size_divisor, 1)
-    padded = pad_rows(data, -len(data) % divisor, policy)
+    pad_size = -data._row_count() % divisor
+    padded = pad_rows(data, pad_size, policy)
     if mask_key is not None:
-        padded = padded.union(type(padded).from_dict(tensors={mask_key: padded.pad_mask.clone()}))
-    return padded, len(padded) - len(data)
+        _add_mask(padded, mask_key)
+    return padded, pad_size
+
+
+def _add_mask(data: BatchPadding, key: str) -> None:
+    tensors = data._columns()
+    if key in tensors or key in data.non_tensor_batch:
+        raise KeyCollisionError([key], "a column and the pad mask")
+    device = next((column.device for column in tensors.values()), None)
+    mask = data.pad_mask.to(device, copy=True)
+    data._set_columns({**tensors, key: mask}, data._row_count(), data._batch_device())
 
 
 def pad_rows(data: B, pad_size: SupportsIndex, policy: PadPolicy = "repeat") -> B:
     """A batch with `pad_size` more rows at its end, marked in its `pad_mask`."""
     if policy not in ("repeat", "last", "zeros"):
         raise PadPolicyError(policy)
-    count, pad_size = len(data), whole_number("pad_size", pad_size, 0)
+    count, pad_size = data._row_count(), whole_number("pad_size", pad_size, 0)
     if pad_size and not count:
         raise NoRowToPadWithError(pad_size)
     mask = data.pad_mask
@@ -104,12 +135,12 @@ def pad_rows(data: B, pad_size: SupportsIndex, policy: PadPolicy = "repeat") -> 
 
 def _with_pad_rows(data: B, count: int, pad_size: int, policy: PadPolicy) -> B:
     if pad_size == 0:
-        return data.slice()
+        return take(data, range(count))
     if policy == "zeros":
         return data._map_rows(lambda columns: _with_zero_rows(columns, pad_size), count + pad_size)
     source = torch.arange(pad_size) % count if policy == "repeat" else torch.full((pad_size,), count - 1)
     index = torch.cat([torch.arange(count), source])
-    return data._map_rows(lambda columns: ops.take_all(columns, index), count + pad_size)
+    return take(data, index)
 
 
 def _with_zero_rows(columns: Mapping[str, Any], pad_size: int) -> dict[str, Any]:
@@ -141,21 +172,10 @@ def unpad_dataproto(data: B, pad_size: SupportsIndex) -> B:
     """
     check_batch(data)
     pad_size = whole_number("pad_size", pad_size, 0)
-    if pad_size > len(data):
-        raise UnpadError(pad_size, len(data))
-    unpadded = data.slice(0, len(data) - pad_size)
+    count = data._row_count()
+    if pad_size > count:
+        raise UnpadError(pad_size, count)
+    unpadded = take(data, range(count - pad_size))
     if pad_size and unpadded._pad_mask is not None and not unpadded._pad_mask.any():
         unpadded._pad_mask = None
     return unpadded
-
-
-def pad_in_place(data: BatchRows, padding_size: SupportsIndex, padding_candidate: str) -> None:
-    """Add copies of the first or the last row to `data` itself."""
-    padding_size, count = whole_number("padding_size", padding_size, 0), len(data)
-    if not padding_size:
-        return
-    if not count:
-        raise NoRowToPadWithError(padding_size)
-    source = 0 if padding_candidate == "first" else count - 1
-    index = torch.cat([torch.arange(count), torch.full((padding_size,), source)])
-    data._become(data[index])

@@ -18,8 +18,9 @@ from verl_protocol import wire
 from verl_protocol.arguments import flag
 from verl_protocol.batch import convert, joining
 from verl_protocol.batch.column_ops import BatchColumns
+from verl_protocol.batch.item import DataProtoItem, columns_of_items
 from verl_protocol.batch.metadata import MergeRule, copy_meta
-from verl_protocol.batch.state import BatchField, Columns, check_batch
+from verl_protocol.batch.state import BatchField, Columns, check_batch, restore_batch
 from verl_protocol.columns import checks, equality, ops
 from verl_protocol.errors import (
     BatchDimsError,
@@ -28,13 +29,11 @@ from verl_protocol.errors import (
     NotATensorDictError,
     NotBatchesError,
 )
+from verl_protocol.files import disk
 from verl_protocol.kinds import is_tensordict
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
-
-__all__ = ["all_gather_data_proto"]
-
 
 D = TypeVar("D", bound="DataProto")
 
@@ -297,26 +296,44 @@ class DataProto(BatchColumns):
     # Copies and files
 
     def save_to_disk(self, filepath: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
-        """Write this batch to a safetensors file; see `verl_protocol.files.disk.save_to_disk`.
+        """Write this batch to a safetensors file, which takes the place of an older one once it is complete.
+
+        Tensors, arrays, and plain values (None, bools, numbers, strings, bytes, and lists, tuples and dicts
+        of them) need no pickle.
+
+        Args:
+            allow_pickle: whether anything else, a subclass of DataProto too, may be written as a pickle.
 
         Raises:
-            PickleNeededError: something in it needs a pickle, and that is not allowed.
+            PickleNeededError: a value needs a pickle; nothing was written.
+            EndlessValueError: a value holds itself; nothing was written.
         """
-        from verl_protocol.files.disk import save_to_disk
-
-        save_to_disk(self, filepath, allow_pickle=allow_pickle)
+        parts = {
+            "class": None if type(self) is DataProto else type(self),
+            "num_rows": self._checked_rows(),
+            "on_device": self._batch_device() is not None,
+            "batch": self._columns() if self._has_batch() else None,
+            "non_tensor_batch": self.non_tensor_batch,
+            "meta_info": self.meta_info,
+            "private": self._private(),
+        }
+        disk.write_parts(filepath, parts, allow_pickle)
 
     @staticmethod
     def load_from_disk(filepath: str | os.PathLike[str], *, allow_pickle: bool = False) -> DataProto:
-        """The batch in a file that `save_to_disk` wrote; see `verl_protocol.files.disk.load_from_disk`.
+        """The batch in a file that `save_to_disk` wrote, on the CPU; no code from the file is run.
+
+        The columns are private, writable views of the mapped file: what is not used is not read.
+
+        Args:
+            allow_pickle: whether pickles in it may be loaded, which can run any code.
 
         Raises:
+            FileNotFoundError: there is no such file.
             FileFormatError: the file is none of ours, damaged, or of another release.
             PickleRefusedError: it holds a pickle, and that is not allowed.
         """
-        from verl_protocol.files.disk import load_from_disk
-
-        return load_from_disk(filepath, allow_pickle=allow_pickle)
+        return disk.read_parts(filepath, _of_parts, allow_pickle)
 
     def __copy__(self) -> Self:
         return self.slice()
@@ -334,6 +351,21 @@ class DataProto(BatchColumns):
         return made
 
 
+def _of_parts(parts: dict[str, Any]) -> DataProto:
+    """The batch of the parts that were saved in a file."""
+    batch: DataProto = restore_batch(
+        wire.WIRE_VERSION,
+        parts["class"] or DataProto,
+        parts["batch"],
+        parts["num_rows"],
+        parts["on_device"],
+        parts["non_tensor_batch"],
+        parts["meta_info"],
+        parts["private"],
+    )
+    return batch
+
+
 def _in_graph(column: Any) -> bool:
     """Whether a tensor was computed with gradients: torch copies such ones only by `clone`."""
     return isinstance(column, torch.Tensor) and column.requires_grad and not column.is_leaf
@@ -348,6 +380,23 @@ def _batches(data: Any) -> list[Any]:
     if not all(isinstance(part, DataProto) for part in parts):
         raise NotBatchesError([type(part).__name__ for part in parts], is_batch=False)
     return parts
+
+
+def collate_fn(items: Sequence[DataProtoItem]) -> DataProto:
+    """A batch whose rows are `items`; columns are of the kind that they were in the batch of the first item.
+
+    Raises:
+        NothingToConcatError: no items.
+        UnlikeDictsError: items with different keys.
+        RaggedRowsError: tensors of different shapes in a column that was not jagged.
+        MetaConflictError: items with different meta_info.
+
+    >>> data = DataProto.from_dict(tensors={"a": torch.arange(3)})
+    >>> collate_fn([data[2], data[0]]).batch["a"].tolist()
+    [2, 0]
+    """
+    tensors, arrays, meta = columns_of_items(items)
+    return DataProto._make(tensors, len(items), arrays, meta, items[0]._batch_device())
 
 
 # --- The rows of all ranks of a process group in the batch of each ----------------------------------------

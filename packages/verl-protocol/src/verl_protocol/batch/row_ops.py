@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from verl_protocol.arguments import flag, whole_number
-from verl_protocol.batch import padding
 from verl_protocol.batch.item import DataProtoItem, item_of
 from verl_protocol.batch.metadata import without_metrics
-from verl_protocol.batch.state import BatchState, check_batch
+from verl_protocol.batch.padding import BatchPadding
+from verl_protocol.batch.state import check_batch
 from verl_protocol.columns import objects, ops, partition
 from verl_protocol.columns.checks import Keys, key_list
 from verl_protocol.columns.index import IndexLike, is_single_row, normalise_index, normalise_row
@@ -275,7 +275,7 @@ def _shuffled(data: B, used: int, size: int, epochs: int, generator: torch.Gener
 End: TypeAlias = SupportsIndex | None
 
 
-class BatchRows(BatchState):
+class BatchRows(BatchPadding):
     """The row operations of `DataProto`; its documentation says what holds for all of them."""
 
     def __len__(self) -> int:
@@ -395,22 +395,3 @@ class BatchRows(BatchState):
             IteratorOptionError: other `dataloader_kwargs`.
         """
         return make_iterator(self, mini_batch_size, epochs, seed, dataloader_kwargs, drop_last)
-
-    # Padding
-
-    def padding(self, padding_size: SupportsIndex, padding_candidate: str = "") -> None:
-        """Add copies of the last row ("first": of the first row) to this batch itself.
-
-        Raises:
-            NoRowToPadWithError: the batch has no rows.
-        """
-        padding.pad_in_place(self, padding_size, padding_candidate)
-
-    def is_padding_enabled(self) -> bool:
-        """Whether dispatch may pad this batch: by its own flag, or by `DataProtoConfig.auto_padding`."""
-        return self._auto_padding or padding.DataProtoConfig.auto_padding
-
-    @property
-    def pad_mask(self) -> torch.Tensor:
-        """Which rows are padding: a bool tensor on the CPU, one entry per row."""
-        return torch.zeros(len(self), dtype=torch.bool) if self._pad_mask is None else self._pad_mask

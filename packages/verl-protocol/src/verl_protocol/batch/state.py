@@ -26,6 +26,7 @@ from verl_protocol.errors import (
 from verl_protocol.kinds import is_tensordict
 from verl_protocol.wire import reduce
 from verl_protocol.wire.buffers import Part, Reduction, VersionTag
+from verl_protocol.wire.encoder import Composite
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -64,7 +65,7 @@ class BatchField:
         instance._write_batch(value)
 
 
-class BatchState:
+class BatchState(Composite):
     """Private state of `DataProto` and `DataProtoItem`, and how to make another one like it."""
 
     _row_dims: ClassVar[int] = 1
@@ -150,11 +151,6 @@ class BatchState:
                 raise RowCountError({"batch" if self._has_batch() else "the others": count, key: len(column)})
         return count
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        from verl_protocol.wire.encoder import Encoder
-
-        return Encoder(int(protocol)).reduce(self)
-
     def _private(self) -> dict[str, Any]:
         """Attributes beside columns and meta_info: flags of this class and whatever a subclass has added."""
         return {name: value for name, value in self.__dict__.items() if name not in CORE_ATTRIBUTES}
@@ -182,6 +178,23 @@ class BatchState:
             _device=self._batch_device(),
         )
         return made
+
+    def _reduce(self, part: Part) -> Reduction:
+        on_device = self._batch_device() is not None
+        columns = {key: part(column) for key, column in self.non_tensor_batch.items()}
+        others = (columns, part(self.meta_info), part(self._private()))
+        if self._tensordict is not None and not self._is_columns_only(self._tensordict):
+            return restore_batch, (VersionTag(), type(self), part(self._tensordict), 0, on_device, *others)
+        tensors = {key: part(tensor) for key, tensor in self._columns().items()}
+        held = tensors if self._has_batch() else None
+        return restore_batch, (VersionTag(), type(self), held, self._row_count(), on_device, *others)
+
+    def _is_columns_only(self, tensordict: TensorDict) -> bool:
+        """Whether a TensorDict says no more than its columns, row count and device do."""
+        from tensordict import TensorDict
+
+        named = any(name is not None for name in tensordict.names or ())
+        return type(tensordict) is TensorDict and len(tensordict.batch_size) == self._row_dims and not named
 
     def _map_rows(
         self, operation: RowOperation, num_rows: int, meta: Mapping[str, Any] | None = None
@@ -270,29 +283,6 @@ S = TypeVar("S", bound=BatchState)
 def take(data: S, index: RowIndex) -> S:
     """The rows of a batch named by a normalised index."""
     return data._map_rows(lambda columns: ops.take_all(columns, index), len(index))
-
-
-# --- How a batch is written into a pickle, and how it is made again ---------------------------------------
-
-
-def reduce_batch(batch: BatchState, part: Part) -> Reduction:
-    """The reduction of a batch: its class, columns, meta_info and whatever else it carries."""
-    on_device = batch._batch_device() is not None
-    columns = {key: part(column) for key, column in batch.non_tensor_batch.items()}
-    others = (columns, part(batch.meta_info), part(batch._private()))
-    if batch._tensordict is not None and not _is_columns_only(batch):
-        return restore_batch, (VersionTag(), type(batch), part(batch._tensordict), 0, on_device, *others)
-    tensors = {key: part(tensor) for key, tensor in batch._columns().items()} if batch._has_batch() else None
-    return restore_batch, (VersionTag(), type(batch), tensors, batch._row_count(), on_device, *others)
-
-
-def _is_columns_only(batch: BatchState) -> bool:
-    """Whether the batch's TensorDict says no more than its columns, row count and device do."""
-    from tensordict import TensorDict
-
-    tensordict: Any = batch._tensordict
-    named = any(name is not None for name in tensordict.names or ())
-    return type(tensordict) is TensorDict and len(tensordict.batch_size) == batch._row_dims and not named
 
 
 def restore_batch(

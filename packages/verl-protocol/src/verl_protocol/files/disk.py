@@ -1,24 +1,23 @@
-"""Batches in files: `save_to_disk` and `load_from_disk`."""
+"""The parts of a batch as one file; the batch itself says what they are, and is made of them again."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from verl_protocol.arguments import flag
-from verl_protocol.batch.proto import DataProto
 from verl_protocol.errors import PortableError
 from verl_protocol.files.safetensors import Entry, FileFormatError, MappedFile, write_file
-from verl_protocol.files.values import PickleNeededError, PickleRefusedError, Reader, Writer
+from verl_protocol.files.values import PickleRefusedError, Reader, Writer
 from verl_protocol.wire.buffers import UnknownDtypeError
 
-__all__ = ["FileFormatError", "PickleNeededError", "PickleRefusedError", "load_from_disk", "save_to_disk"]
-
+T = TypeVar("T")
 
 FILE_VERSION = "1"
 _FORMAT = "verl-protocol"
@@ -36,22 +35,21 @@ class EndlessValueError(PortableError, ValueError):
         )
 
 
-def save_to_disk(data: DataProto, filepath: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
-    """Write a batch to a safetensors file, which takes the place of an older one once it is complete.
+_PLACES = {"class": "the class", "private": "attributes"}
+"""What parts are called in errors, where the user does not know them by their name in the file."""
 
-    Args:
-        data: the batch. Tensors, arrays, and plain values (None, bools, numbers, strings, bytes, and lists,
-            tuples and dicts of them) need no pickle.
-        filepath: the file.
-        allow_pickle: whether anything else, a subclass of DataProto too, may be written as a pickle.
+
+def write_parts(filepath: str | os.PathLike[str], parts: Mapping[str, Any], allow_pickle: bool) -> None:
+    """Write named values to a safetensors file, which takes the place of an older one once it is complete.
 
     Raises:
-        PickleNeededError: a value needs a pickle; nothing was written.
+        PickleNeededError: a value needs a pickle, and that is not allowed; nothing was written.
         EndlessValueError: a value holds itself; nothing was written.
     """
     writer = Writer(flag("allow_pickle", allow_pickle))
     try:
-        document = json.dumps(_describe(data, writer))
+        encoded = {name: writer.encode(part, _PLACES.get(name, name)) for name, part in parts.items()}
+        document = json.dumps(encoded)
     except RecursionError:
         raise EndlessValueError from None
     metadata = {"format": _FORMAT, "version": FILE_VERSION}
@@ -63,27 +61,12 @@ def save_to_disk(data: DataProto, filepath: str | os.PathLike[str], *, allow_pic
     write_file(os.fspath(filepath), writer.entries, metadata)
 
 
-def _describe(data: DataProto, writer: Writer) -> dict[str, Any]:
-    tensors = data._columns() if data._has_batch() else None
-    return {
-        "class": None if type(data) is DataProto else writer.encode(type(data), "the class"),
-        "num_rows": data._checked_rows(),
-        "on_device": data._batch_device() is not None,
-        "batch": writer.encode(tensors, "batch"),
-        "non_tensor_batch": writer.encode(data.non_tensor_batch, "non_tensor_batch"),
-        "meta_info": writer.encode(data.meta_info, "meta_info"),
-        "private": writer.encode(data._private(), "attributes"),
-    }
+def read_parts(
+    filepath: str | os.PathLike[str], make: Callable[[dict[str, Any]], T], allow_pickle: bool
+) -> T:
+    """What `make` makes of the parts in a file that `write_parts` wrote; no code from the file is run.
 
-
-def load_from_disk(filepath: str | os.PathLike[str], *, allow_pickle: bool = False) -> DataProto:
-    """The batch in a file that `save_to_disk` wrote, on the CPU; no code from the file is run.
-
-    The columns are private, writable views of the mapped file: what is not used is not read.
-
-    Args:
-        filepath: the file.
-        allow_pickle: whether pickles in it may be loaded, which can run any code.
+    Tensors and arrays are private, writable views of the mapped file: what is not used is not read.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -96,7 +79,7 @@ def load_from_disk(filepath: str | os.PathLike[str], *, allow_pickle: bool = Fal
         reader = Reader(file, allow_pickle)
         try:
             document = json.loads(_document(file))
-            return _restore({key: reader.decode(form) for key, form in document.items()})
+            return make({name: reader.decode(form) for name, form in document.items()})
         except (FileFormatError, PickleRefusedError, UnknownDtypeError):
             raise
         except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
@@ -116,11 +99,3 @@ def _check_format(path: str, metadata: dict[str, str]) -> None:
 def _document(file: MappedFile) -> str | bytes:
     inline = file.metadata.get("document")
     return bytes(file.tensor(_DOCUMENT, torch.uint8, (-1,)).numpy()) if inline is None else inline
-
-
-def _restore(parts: dict[str, Any]) -> DataProto:
-    data: DataProto = object.__new__(parts["class"] or DataProto)
-    data.__dict__.update(parts["private"])
-    data.non_tensor_batch, data.meta_info = parts["non_tensor_batch"], parts["meta_info"]
-    data._set_columns(parts["batch"], parts["num_rows"], torch.device("cpu") if parts["on_device"] else None)
-    return data

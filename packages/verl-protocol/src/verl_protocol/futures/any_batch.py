@@ -2,16 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from verl_protocol.errors import NothingToConcatError, PortableError
-from verl_protocol.kinds import is_proto, is_tensordict, proto_class
+from verl_protocol.kinds import is_tensordict
 
 if TYPE_CHECKING:
-    from verl_protocol.futures.future import DataProtoFuture
+    from typing_extensions import TypeIs
 
-__all__ = ["BatchData", "NotABatchError"]
+    from verl_protocol.batch.proto import DataProto
+
+
+def proto_class() -> Any:
+    """The class DataProto, which needs torch; None as long as nobody has imported it."""
+    # With a default: another thread may be in the middle of the import.
+    return getattr(sys.modules.get("verl_protocol.batch.proto"), "DataProto", None)
+
+
+def is_proto(value: object) -> TypeIs[DataProto]:
+    """Whether `value` is a DataProto."""
+    kind = proto_class()
+    return kind is not None and isinstance(value, kind)
+
+
+def is_batch(value: object) -> bool:
+    """Whether `value` is a batch that is there, and no future of one."""
+    return is_proto(value) or is_tensordict(value)
+
+
+class BatchFuture:
+    """A batch that others are still making; the one kind there is, is `DataProtoFuture`."""
+
+    def get(self, timeout: float | None = None, fetch: Fetch | None = None) -> Any:
+        """The batch, after waiting for it."""
+        raise NotImplementedError
+
+    async def aget(self, timeout: float | None = None) -> Any:
+        """As `get`, without blocking the event loop."""
+        raise NotImplementedError
+
+    def row_count(self, timeout: float | None = None, fetch: Fetch | None = None) -> int:
+        """How many rows the batch has."""
+        raise NotImplementedError
+
+
+Fetch: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+"""Gives the values of many parts at once, in order."""
 
 
 class NotABatchError(PortableError, TypeError):
@@ -99,13 +137,11 @@ class BatchData:
 def concat_parts(parts: Sequence[Any]) -> Any:
     """The rows of parts that are all of one kind."""
     kind = _common_kind(parts)
-    if kind == "DataProtoFuture":
-        return type(parts[0]).concat(list(parts))
     if kind == "TensorDict":
         from verl_protocol.batch.tensordicts import join_tensordicts
 
         return join_tensordicts(parts)
-    return proto_class().concat(list(parts))
+    return (proto_class() if kind == "DataProto" else type(parts[0])).concat(list(parts))
 
 
 def num_rows_of(batch: Any) -> int:
@@ -137,20 +173,11 @@ def narrow_part(batch: Any, start: int, stop: int) -> Any:
 def _kind_of(value: object) -> str | None:
     if is_proto(value):
         return "DataProto"
-    return "TensorDict" if is_tensordict(value) else _future_kind(value)
-
-
-def _future_kind(value: object) -> str | None:
-    from verl_protocol.futures.future import DataProtoFuture
-
-    return "DataProtoFuture" if isinstance(value, DataProtoFuture) else None
+    if isinstance(value, BatchFuture):
+        return "DataProtoFuture"
+    return "TensorDict" if is_tensordict(value) else None
 
 
 def _common_kind(parts: Sequence[object]) -> str | None:
     kinds = {_kind_of(part) for part in parts}
     return kinds.pop() if len(kinds) == 1 else None
-
-
-def as_future(value: Any) -> DataProtoFuture[Any] | None:
-    """`value`, if it is a future of a batch."""
-    return value if _future_kind(value) else None

@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from verl_protocol.arguments import flag, whole_number
 from verl_protocol.errors import NothingToConcatError, PortableError, UnevenChunksError
-from verl_protocol.futures.any_batch import BatchData, as_future, concat_parts, narrow_part, num_rows_of
+from verl_protocol.futures.any_batch import (
+    BatchData,
+    BatchFuture,
+    Fetch,
+    concat_parts,
+    is_batch,
+    narrow_part,
+    num_rows_of,
+    proto_class,
+)
 from verl_protocol.futures.parts import (
     Cut,
     Deadline,
-    Fetch,
     Part,
     PartSpan,
-    PartTypeError,
     Rows,
     RowsOf,
     overlaps,
@@ -23,15 +30,10 @@ from verl_protocol.futures.parts import (
     values_of,
     wait_async,
 )
-from verl_protocol.kinds import is_batch, proto_class
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
-__all__ = ["BatchData", "DataProtoFuture", "PartRowsError", "PartTypeError", "RowCountsError"]
-
-
-if TYPE_CHECKING:
     B_co = TypeVarWithDefault("B_co", covariant=True, default=Any)
 else:
     B_co = TypeVar("B_co", covariant=True)
@@ -60,7 +62,7 @@ def concat_batches(values: Sequence[Any]) -> Any:
     return BatchData(list(values)).concat()
 
 
-class DataProtoFuture(Generic[B_co]):
+class DataProtoFuture(BatchFuture, Generic[B_co]):
     """A batch (DataProto or TensorDict) whose parts are futures; handing it on fetches nothing.
 
     Args:
@@ -217,8 +219,7 @@ class DataProtoFuture(Generic[B_co]):
         return [self._share(self.futures[span.part], span) for span in spans]
 
     def _share(self, part: Part, span: PartSpan) -> Part:
-        within = as_future(part)
-        return part if within is None else within._cut(Rows(span.start, span.stop))
+        return part._cut(Rows(span.start, span.stop)) if isinstance(part, DataProtoFuture) else part
 
     def _made_of(self, spans: list[PartSpan] | None, counts: Sequence[int], values: Sequence[Any]) -> B_co:
         if spans is None:
@@ -228,7 +229,7 @@ class DataProtoFuture(Generic[B_co]):
         return batch
 
     def _piece(self, span: PartSpan, value: Any) -> Any:
-        if as_future(self.futures[span.part]) is not None:
+        if isinstance(self.futures[span.part], DataProtoFuture):
             return value
         if (found := num_rows_of(value)) < span.stop:
             raise PartRowsError(span.part, span.stop, found)

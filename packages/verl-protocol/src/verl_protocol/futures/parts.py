@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -15,8 +15,7 @@ import numpy as np
 
 from verl_protocol.columns.partition import boundaries, even_sizes
 from verl_protocol.errors import PortableError, UnevenChunksError
-from verl_protocol.futures.any_batch import as_future, num_rows_of
-from verl_protocol.kinds import is_batch
+from verl_protocol.futures.any_batch import BatchFuture, Fetch, is_batch, num_rows_of
 
 
 @runtime_checkable
@@ -37,10 +36,6 @@ class SupportsFuture(Protocol):
 
 Part: TypeAlias = SupportsResult | SupportsFuture | Any
 """A future, a reference that gives one, a batch that is there already, or a future of a batch."""
-
-
-Fetch: TypeAlias = Callable[[list[Any]], Sequence[Any]]
-"""Gives the values of many parts at once, in order."""
 
 
 class PartTypeError(PortableError, TypeError):
@@ -81,13 +76,13 @@ def values_of(parts: Sequence[Part], deadline: Deadline, fetch: Fetch | None = N
 
 def is_near(part: Part) -> bool:
     """Whether no backend is needed to get at this part: it is there, or it is a future of this package."""
-    return isinstance(part, (int, np.integer, RowsOf)) or is_batch(part) or as_future(part) is not None
+    return isinstance(part, (int, np.integer, RowsOf, BatchFuture)) or is_batch(part)
 
 
 def wait_for(part: Part, deadline: Deadline, fetch: Fetch | None = None) -> Any:
     """The value of one part; see `values_of`."""
-    if (batch := as_future(part)) is not None:
-        return batch.get(deadline.left, fetch)
+    if isinstance(part, BatchFuture):
+        return part.get(deadline.left, fetch)
     if isinstance(part, RowsOf):
         return part.count(deadline, fetch)
     if is_near(part):
@@ -105,8 +100,8 @@ async def wait_async(part: Part) -> Any:
     Raises:
         PartTypeError: there is no way to wait for it.
     """
-    if (batch := as_future(part)) is not None:
-        return await batch.aget()
+    if isinstance(part, BatchFuture):
+        return await part.aget()
     if isinstance(part, RowsOf):
         return await asyncio.to_thread(part.count, Deadline(None), None)
     if is_near(part):
@@ -130,8 +125,9 @@ class RowsOf:
 
     def count(self, deadline: Deadline, fetch: Fetch | None) -> int:
         """The number of rows."""
-        batch = as_future(self.part)
-        return num_rows_of(self.part) if batch is None else batch.row_count(deadline.left, fetch)
+        if isinstance(self.part, BatchFuture):
+            return self.part.row_count(deadline.left, fetch)
+        return num_rows_of(self.part)
 
 
 # --- Which rows of which parts a share of a batch consists of, before any part has been fetched -----------

@@ -13,14 +13,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_protocol.batch.state import BatchState, reduce_batch
 from verl_protocol.kinds import is_tensordict
 from verl_protocol.wire.arrays import reduce_array
-from verl_protocol.wire.buffers import Reduction
+from verl_protocol.wire.buffers import Part, Reduction
 from verl_protocol.wire.reduce import is_plain, reduce_dense, reduce_tensor, reduce_tensordict, restore_alias
 
 _PLAIN = frozenset([str, int, float, bool, bytes, complex, type(None)])
 """Types of values that hold nothing else."""
+
+
+class Composite:
+    """A value that says itself which parts it is made of, as a batch does."""
+
+    def _reduce(self, part: Part) -> Reduction:
+        """The reduction of this value, in which `part` has been applied to every value inside it."""
+        raise NotImplementedError
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Encoder(int(protocol)).reduce(self)
 
 
 class Sent:
@@ -64,8 +74,8 @@ class Encoder:
             return self._reduce_tensor(value)
         if type(value) is np.ndarray:
             return reduce_array(value, self._protocol, self.part)
-        if isinstance(value, BatchState):
-            return reduce_batch(value, self.part)
+        if isinstance(value, Composite):
+            return value._reduce(self.part)
         return reduce_tensordict(value, self.part)
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Reduction | None:
@@ -95,7 +105,7 @@ class Encoder:
             return self._replace_values(value)
         if kind is list or kind is tuple or hasattr(kind, "_fields"):
             return self._replace_items(value)
-        if isinstance(value, (torch.Tensor, BatchState)) or is_tensordict(value):
+        if isinstance(value, (torch.Tensor, Composite)) or is_tensordict(value):
             return self._remember(value, Sent(self, value))
         return value
 

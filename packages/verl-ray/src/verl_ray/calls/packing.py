@@ -16,7 +16,7 @@ import ray
 from verl_dispatch.planning.parts import FuturePart, PaddedPart
 from verl_dispatch.planning.plan import RankCall, SharedObject, inner_of
 from verl_protocol import DataProtoFuture
-from verl_protocol.kinds import is_proto
+from verl_protocol.futures.any_batch import is_proto
 from verl_protocol.wire import nbytes_of
 
 from verl_ray.calls.futures import (

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import ray
 from verl_dispatch.planning.plan import RankCall, arguments_of
-from verl_protocol.kinds import is_proto
+from verl_protocol.futures.any_batch import is_proto
 
 from verl_ray.errors import StaleReferenceError
 
