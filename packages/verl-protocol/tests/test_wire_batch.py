@@ -212,9 +212,7 @@ def test_an_unknown_version_is_named(
     with monkeypatch.context() as patch:
         patch.setattr("verl_protocol.wire.buffers.WIRE_VERSION", 99)
         payload = pickle.dumps(full_batch())
-    with pytest.raises(
-        wire.WireVersionError, match=rf"format 99, but verl-protocol 0.* format {wire.WIRE_VERSION}"
-    ):
+    with pytest.raises(wire.WireVersionError, match=rf"format 99, but verl-protocol 0.* {wire.WIRE_VERSION}"):
         pickle.loads(payload)
     assert transport(full_batch()).equals(full_batch())
 

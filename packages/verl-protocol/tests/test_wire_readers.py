@@ -121,7 +121,7 @@ def test_an_unknown_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for payload in payloads:
         with pytest.raises(
             wire.WireVersionError,
-            match=r"wire format 99, but verl-protocol .* reads wire format {wire.WIRE_VERSION}",
+            match=rf"wire format 99, but verl-protocol .* reads wire format {wire.WIRE_VERSION}",
         ):
             pickle.loads(payload)
 
