@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from verl_protocol import errors
 from verl_protocol import tensordict_ops as ops
 from verl_protocol.batch.proto import DataProto
-from verl_protocol.futures.any_batch import BatchData, NotABatchError
+from verl_protocol.futures.any_batch import BatchData
 
 
 def proto(data: TensorDict) -> DataProto:
@@ -37,9 +37,9 @@ def test_parts_that_differ_in_data_without_rows_are_an_error() -> None:
 
 
 def test_parts_of_two_kinds_are_named_with_their_places() -> None:
-    with pytest.raises(NotABatchError, match=r"DataProto at \[0\], TensorDict at \[1\]"):
+    with pytest.raises(errors.InvalidTypeError, match=r"DataProto at \[0\], TensorDict at \[1\]"):
         BatchData([proto(full_tensordict(2)), full_tensordict(2)]).concat()
-    with pytest.raises(NotABatchError, match="cannot chunk str"):
+    with pytest.raises(errors.InvalidTypeError, match="cannot chunk str"):
         BatchData("text").chunk(2)
     with pytest.raises(errors.NothingToConcatError):
         BatchData([]).concat()

@@ -16,10 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from verl_protocol.batch.proto import DataProto
-from verl_protocol.files.disk import EndlessValueError
-from verl_protocol.files.safetensors import FileFormatError
-from verl_protocol.files.values import PickleNeededError, PickleRefusedError
-from verl_protocol.wire.buffers import UnknownDtypeError
+from verl_protocol.errors import FileFormatError, InvalidValueError, PickleRefusedError, UnknownDtypeError
 
 
 def round_trip(data: DataProto, path: Path, **options: Any) -> DataProto:
@@ -184,7 +181,7 @@ class Mine(DataProto):
 )
 def test_what_needs_a_pickle_is_asked_for_twice(data: DataProto, place: str, tmp_path: Path) -> None:
     path = tmp_path / "b"
-    with pytest.raises(PickleNeededError, match=f"^{place}.*allow_pickle=True"):
+    with pytest.raises(PickleRefusedError, match=f"^{place}.*allow_pickle=True"):
         data.save_to_disk(path)
     assert list(tmp_path.iterdir()) == []
     data.save_to_disk(path, allow_pickle=True)
@@ -268,7 +265,7 @@ def test_whatever_byte_is_damaged_the_error_is_one_of_ours(tmp_path: Path) -> No
 def test_what_holds_itself_cannot_be_saved(tmp_path: Path) -> None:
     endless: list[Any] = []
     endless.append(endless)
-    with pytest.raises(EndlessValueError, match="holds itself"):
+    with pytest.raises(InvalidValueError, match="holds itself"):
         DataProto(meta_info={"endless": endless}).save_to_disk(tmp_path / "batch")
     assert list(tmp_path.iterdir()) == []
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 from verl_protocol import tensordict_ops as ops
+from verl_protocol.errors import InvalidTypeError
 from verl_protocol.serialize import (
-    NotSerializableError,
     deserialize_single_tensor,
     deserialize_tensordict,
     serialize_single_tensor,
@@ -40,7 +40,7 @@ def test_the_data_is_a_view_and_the_result_is_not() -> None:
 
 @pytest.mark.parametrize("value", ["text", torch.eye(2, device="meta"), None])
 def test_what_is_no_dense_tensor_is_refused(value: Any) -> None:
-    with pytest.raises(NotSerializableError, match="only dense tensors"):
+    with pytest.raises(InvalidTypeError, match="only dense tensors"):
         serialize_single_tensor(value)
 
 

@@ -1,29 +1,29 @@
-"""Counts and flags that users hand in, checked before anything is done with them."""
+"""Counts, flags and dicts that users hand in, checked before anything is done with them."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from verl_protocol.errors import InvalidCountError, NotABoolError
+from verl_protocol.errors import InvalidTypeError, InvalidValueError, short
+from verl_protocol.kinds import is_tensordict
 
 
 def whole_number(argument: str, value: Any, least: int) -> int:
     """`value` as an int of at least `least`; `argument` is its name in the error.
 
     Raises:
-        InvalidCountError: `value` is no whole number, or too small.
+        InvalidValueError: `value` is no whole number, or too small.
     """
-    if isinstance(value, (bool, np.bool_)):
-        raise InvalidCountError(argument, value, least)
     try:
         number = operator.index(value)
     except TypeError:
-        raise InvalidCountError(argument, value, least) from None
-    if number < least:
-        raise InvalidCountError(argument, value, least)
+        number = None
+    if number is None or number < least or isinstance(value, (bool, np.bool_)):
+        raise InvalidValueError(f"{argument} must be a whole number of at least {least}, got {short(value)}")
     return number
 
 
@@ -31,8 +31,29 @@ def flag(argument: str, value: Any) -> bool:
     """`value` as a bool; a string such as "no" is none, though it counts as true.
 
     Raises:
-        NotABoolError: `value` is no bool.
+        InvalidTypeError: `value` is no bool.
     """
     if not isinstance(value, (bool, np.bool_)):
-        raise NotABoolError(argument, value)
+        raise InvalidTypeError(f"{argument} must be True or False, got {short(value)}")
     return bool(value)
+
+
+def check_tensordict(argument: str, value: object) -> None:
+    """Check that `value` is a TensorDict.
+
+    Raises:
+        InvalidTypeError: it is something else.
+    """
+    if not is_tensordict(value):
+        raise InvalidTypeError(f"{argument} must be a TensorDict, got {type(value).__name__}")
+
+
+def mapping(argument: str, value: Any) -> Mapping[str, Any]:
+    """`value`, if it is a dict or another mapping.
+
+    Raises:
+        InvalidTypeError: it is none.
+    """
+    if not isinstance(value, Mapping):
+        raise InvalidTypeError(f"{argument} must be a dict, got {type(value).__name__}")
+    return value

@@ -10,7 +10,7 @@ import torch
 from verl_protocol.batch.tensordicts import checked_tensordict, is_data, is_stack, set_data
 from verl_protocol.columns.jagged import jagged_parts
 from verl_protocol.columns.objects import rows_of, set_stack
-from verl_protocol.errors import PortableError
+from verl_protocol.errors import InvalidTypeError
 from verl_protocol.kinds import is_jagged, is_tensordict
 from verl_protocol.wire.buffers import incoming
 from verl_protocol.wire.reduce import (
@@ -37,21 +37,18 @@ SerializedTensor = tuple[str, tuple[int, ...], memoryview]
 """dtype, shape and data."""
 
 
-class NotSerializableError(PortableError, TypeError):
-    """A value that dtype, shape and data do not describe."""
-
-    def __init__(self, value: object) -> None:
-        super().__init__(
-            f"only dense tensors can be serialized as dtype, shape and data, got {type(value).__name__}; "
-            "use serialize_tensordict for jagged ones, or pickle"
-        )
+def _not_dense(value: object) -> InvalidTypeError:
+    return InvalidTypeError(
+        f"only dense tensors can be serialized as dtype, shape and data, got {type(value).__name__}; "
+        "use serialize_tensordict for jagged ones, or pickle"
+    )
 
 
 def serialize_single_tensor(t: torch.Tensor) -> SerializedTensor:
     """`(dtype, shape, data)` of a dense tensor of any dtype; the data is a view of a contiguous CPU tensor.
 
     Raises:
-        NotSerializableError: no dense tensor.
+        InvalidTypeError: no dense tensor.
 
     >>> dtype, shape, data = serialize_single_tensor(torch.zeros(2, 3, dtype=torch.bfloat16))
     >>> dtype, shape, len(data)
@@ -59,7 +56,7 @@ def serialize_single_tensor(t: torch.Tensor) -> SerializedTensor:
     """
     given: Any = t
     if not isinstance(given, torch.Tensor) or not is_dense(given) or given.is_meta:
-        raise NotSerializableError(given)
+        raise _not_dense(given)
     return dtype_name(given.dtype), tuple(given.shape), tensor_bytes(given).data
 
 
@@ -96,7 +93,7 @@ def _serialize(entry: Any) -> tuple[str, Any]:
         return "data", entry.data
     if is_tensordict(entry):
         return "tensordict", serialize_tensordict(entry)
-    raise NotSerializableError(entry)
+    raise _not_dense(entry)
 
 
 def deserialize_tensordict(serialized: tuple[Any, Any, dict[str, Any]]) -> TensorDict:

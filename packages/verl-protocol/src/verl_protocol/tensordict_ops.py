@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from verl_protocol.batch.convert import list_of_dict_to_dict_of_list
+from verl_protocol.batch.convert import check_all_tensors, list_of_dict_to_dict_of_list
 from verl_protocol.batch.metadata import METRICS, copy_meta, flatten_metrics
 from verl_protocol.batch.padding import pad_dataproto_to_divisor, unpad_dataproto
 from verl_protocol.batch.proto import DataProto
@@ -27,24 +27,19 @@ from verl_protocol.batch.tensordicts import (
 from verl_protocol.columns import jagged, ops
 from verl_protocol.columns.checks import (
     check_columns,
+    check_disjoint,
+    check_has_rows,
     check_schema,
     checked_dict,
     column_of,
     column_of_tensors,
     key_list,
+    no_column,
 )
 from verl_protocol.columns.equality import columns_equal, equal, first_difference
 from verl_protocol.columns.index import IndexLike
 from verl_protocol.columns.objects import object_column, rows_of, set_stack
-from verl_protocol.errors import (
-    ColumnTypeError,
-    KeyCollisionError,
-    MissingValueError,
-    NothingToConcatError,
-    RowCountError,
-    ScalarColumnError,
-    UnknownKeyError,
-)
+from verl_protocol.errors import NothingToConcatError, RowCountError, UnknownKeyError, different_row_counts
 from verl_protocol.kinds import is_jagged, is_tensordict
 
 if TYPE_CHECKING:
@@ -92,9 +87,9 @@ def get_tensordict(
 
     Raises:
         RowCountError: columns with different numbers of rows.
-        ColumnTypeError: a value that has no rows.
-        KeyCollisionError: a key in both dicts.
-        NotADictError, KeyTypeError: no dict whose keys can name columns.
+        ColumnError: a value that has no rows.
+        KeyConflictError: a key in both dicts.
+        InvalidTypeError: no dict whose keys can name columns.
 
     >>> data = get_tensordict({"a": torch.zeros(2, 3), "s": ["x", "y"]}, {"step": 1})
     >>> get(data, "s"), get(data, "step")
@@ -104,8 +99,7 @@ def get_tensordict(
 
     columns = {key: _column(key, value) for key, value in checked_dict("tensor_dict", tensor_dict).items()}
     others = copy_meta(non_tensor_dict)
-    if common := sorted(set(columns) & set(others)):
-        raise KeyCollisionError(common, "a column and data without rows")
+    check_disjoint(columns, others, "a column and data without rows")
     count = check_columns(columns, {})
     made = TensorDict({}, batch_size=[count] if columns else [])
     for key, column in columns.items():
@@ -119,13 +113,12 @@ def _column(key: str, value: Any) -> Any:
     if is_stack(value) or is_data(value):
         return object_column(rows_of(value)) if value.batch_size else value
     if isinstance(value, torch.Tensor) or is_tensordict(value):
-        if value.ndim == 0:
-            raise ScalarColumnError(key)
+        check_has_rows(key, value)
         return value
     if isinstance(value, np.ndarray) and value.ndim:
         return value
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise ColumnTypeError(key, value, "a column is a tensor, or a list with one entry per row")
+        raise no_column(key, value, "a column is a tensor, or a list with one entry per row")
     return object_column(value)
 
 
@@ -152,15 +145,15 @@ def assign_non_tensor_stack(tensor_dict: TensorDict, key: str, val: Sequence[Any
 
     Raises:
         RowCountError: not one entry per row.
-        ColumnTypeError: not a list.
+        ColumnError: not a list.
     """
     if is_stack(val):
         val = rows_of(val)
     if isinstance(val, (str, bytes)) or not isinstance(val, (Sequence, np.ndarray)):
-        raise ColumnTypeError(key, val, "data with one entry per row is a list")
+        raise no_column(key, val, "data with one entry per row is a list")
     count = tensor_dict.batch_size[0] if len(tensor_dict.batch_size) else None
     if count != len(val):
-        raise RowCountError({"tensor_dict": count or 0, key: len(val)})
+        raise RowCountError(different_row_counts({"tensor_dict": count or 0, key: len(val)}))
     set_stack(tensor_dict, key, list(val))
 
 
@@ -242,7 +235,7 @@ def concat_tensordict(data: Sequence[TensorDict]) -> TensorDict:
 
     Raises:
         NothingToConcatError: no parts.
-        MissingColumnsError, ColumnMismatchError: parts whose columns do not fit together.
+        SchemaError: parts whose columns do not fit together.
     """
     parts = checked_parts(data)
     if not any(map(has_rows, parts)):
@@ -276,8 +269,8 @@ def chunk_tensordict(td: TensorDict, chunks: int, uneven: bool = False) -> list[
     """`chunks` consecutive pieces as views, of equal size unless `uneven`; metrics stay with the first.
 
     Raises:
-        UnevenChunksError: the rows do not divide by `chunks`.
-        InvalidCountError: `chunks` is less than 1.
+        UnevenRowsError: the rows do not divide by `chunks`.
+        InvalidValueError: `chunks` is less than 1.
     """
     batch = as_batch(checked_tensordict("td", td))
     return [as_tensordict(piece, td) for piece in batch.chunk(chunks, uneven=uneven)]
@@ -287,7 +280,7 @@ def index_select_tensor_dict(batch: TensorDict, indices: IndexLike) -> TensorDic
     """The rows of an index or mask, in its order; entries without rows are kept.
 
     Raises:
-        RowOutOfRangeError, MaskLengthError, InvalidIndexError: an index that does not fit.
+        RowOutOfRangeError, InvalidIndexError: an index that does not fit.
     """
     return as_tensordict(as_batch(checked_tensordict("batch", batch)).select_idxs(indices), batch)
 
@@ -298,8 +291,8 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
     A locked TensorDict stays as it is, and an unlocked one is returned.
 
     Raises:
-        UnionRowsError: different numbers of rows.
-        UnionValueError, MetaConflictError: a key in both has different values; nothing was added then.
+        RowCountError: different numbers of rows.
+        SchemaError, MetaConflictError: a key in both has different values; nothing was added then.
     """
     first, second = (
         checked_tensordict("tensor_dict1", tensor_dict1),
@@ -334,7 +327,7 @@ def pad_to_divisor(data: TensorDict, size_divisor: int) -> tuple[TensorDict, int
     """Rows from the start again until their number is a multiple of `size_divisor`, and how many were added.
 
     Raises:
-        InvalidCountError: `size_divisor` is less than 1.
+        InvalidValueError: `size_divisor` is less than 1.
     """
     padded, pad_size = pad_dataproto_to_divisor(as_batch(checked_tensordict("data", data)), size_divisor)
     return as_tensordict(padded, data), pad_size
@@ -344,7 +337,7 @@ def unpad(data: TensorDict, pad_size: int) -> TensorDict:
     """The rows without the last `pad_size`.
 
     Raises:
-        UnpadError: there are not so many.
+        InvalidValueError: there are not so many.
     """
     return as_tensordict(unpad_dataproto(as_batch(checked_tensordict("data", data)), pad_size), data)
 
@@ -386,9 +379,9 @@ def list_of_dict_to_tensordict(
 
     Raises:
         NothingToConcatError: no dicts.
-        UnlikeDictsError: dicts with different keys.
-        MissingValueError: a column of tensors in which one is missing.
-        RaggedRowsError: rows of different shapes in a dense column.
+        KeyConflictError: dicts with different keys.
+        ColumnError: a column of tensors in which one is missing.
+        ColumnError: rows of different shapes in a dense column.
 
     >>> data = list_of_dict_to_tensordict([{"x": torch.arange(3)}, {"x": torch.arange(3)}])
     >>> data["x"].is_nested
@@ -403,9 +396,7 @@ def list_of_dict_to_tensordict(
 def _column_of(key: str, values: list[Any], ragged: Collection[str] | None) -> Any:
     if not any(isinstance(value, torch.Tensor) for value in values):
         return column_of(values)
-    for row, value in enumerate(values):
-        if not isinstance(value, torch.Tensor):
-            raise MissingValueError(key, row, value)
+    check_all_tensors(key, values)
     is_ragged = key in ragged if ragged is not None else values[0].ndim > 0
     return column_of_tensors(key, values, "last" if is_ragged else None)
 
@@ -415,7 +406,7 @@ def assert_tensordict_eq(td1: TensorDict, td2: TensorDict) -> None:
 
     Raises:
         AssertionError: they do not; the message names the entry and the first row that differs.
-        NotATensorDictError: one of them is something else.
+        InvalidTypeError: one of them is something else.
     """
     checked_tensordict("td1", td1), checked_tensordict("td2", td2)
     if td1.batch_size != td2.batch_size:
@@ -457,8 +448,8 @@ def nested_tensor_from_tensor_list(
             the last.
 
     Raises:
-        RaggedDimError: rows do not have that dimension.
-        RaggedRowsError, ColumnMismatchError: rows differ in another dimension, or in their dtype.
+        ColumnError: rows do not have that dimension.
+        ColumnError, SchemaError: rows differ in another dimension, or in their dtype.
         NothingToConcatError: no rows.
 
     >>> rows = [torch.zeros(4, 3), torch.zeros(4, 3)]
@@ -473,7 +464,7 @@ def concat_nested_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
     Raises:
         NothingToConcatError: no tensors.
-        ColumnMismatchError: they differ in ragged dimension, row shape, dtype or device.
+        SchemaError: they differ in ragged dimension, row shape, dtype or device.
     """
     if not tensors:
         raise NothingToConcatError

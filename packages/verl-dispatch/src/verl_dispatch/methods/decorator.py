@@ -10,7 +10,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
 
 from verl_protocol import DataProtoFuture
-from verl_protocol.errors import UnevenChunksError
+from verl_protocol.errors import UnevenRowsError
 
 from verl_dispatch.errors import InvalidModeError, RegisterOptionError
 from verl_dispatch.methods.registry import DispatchMode, check_dispatch_mode, check_execute_mode, check_pair
@@ -79,7 +79,7 @@ def _resolve(value: Any, materialize: bool, trims: list[Trim]) -> Any:
         return value
     try:
         return value.get()
-    except UnevenChunksError as error:
+    except UnevenRowsError as error:
         raise told_of_call(value, error) from None
 
 
@@ -89,7 +89,7 @@ async def _resolve_async(value: Any, materialize: bool, trims: list[Trim]) -> An
     if isinstance(value, DataProtoFuture) and materialize:
         try:
             return await value
-        except UnevenChunksError as error:
+        except UnevenRowsError as error:
             raise told_of_call(value, error) from None
     return _resolve(value, materialize, trims)
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from verl_protocol import DataProtoFuture
-from verl_protocol.errors import UnevenChunksError
+from verl_protocol.errors import UnevenRowsError as ProtocolUneven
 from verl_protocol.futures.parts import Cut, Rows
 
 from verl_dispatch.errors import UnequalRowsError, UnevenRowsError
@@ -83,18 +83,18 @@ class WorkerCut(Cut):
 
         Raises:
             UnevenRowsError: uneven parts, but fewer rows than workers: no worker shall be left without rows.
-            UnevenChunksError: the rows do not divide among the workers.
+            ProtocolUneven: the rows do not divide among the workers.
         """
         if self.uneven and 0 < num_rows < self.num_pieces:
             raise UnevenRowsError(self.label, num_rows, self.num_pieces, too_few=True)
         return Cut.span(self, num_rows)
 
 
-def told_of_call(future: DataProtoFuture[Any], error: UnevenChunksError) -> ValueError:
+def told_of_call(future: DataProtoFuture[Any], error: ProtocolUneven) -> ValueError:
     """The error as the caller of the method understands it: rows of an argument, and workers."""
     cut = future._cuts[-1] if future._cuts else None
-    if isinstance(cut, WorkerCut) and cut.num_pieces == error.chunks:
-        return UnevenRowsError(cut.label, error.num_rows, error.chunks)
+    if isinstance(cut, WorkerCut) and cut.num_pieces == error.num_parts:
+        return UnevenRowsError(cut.label, error.num_rows, error.num_parts)
     return error
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from verl_protocol.errors import WeightsError
+from verl_protocol.errors import InvalidValueError
 
 from verl_dispatch.errors import CallOptionError, EntryCountError, UnequalRowsError, UnsplittableArgumentError
 from verl_dispatch.modes import Broadcast
@@ -70,7 +70,7 @@ def common_layout(found: _Found, num_parts: int, method: str, options: CallOptio
             return balanced_layout(
                 label, weights, num_rows, num_parts, equal_size=options.equal_size, padded=padded
             )
-        except WeightsError as error:
+        except InvalidValueError as error:
             raise CallOptionError(f"balance={options.balance!r}", str(error)) from None
     return padded_layout(num_rows, num_parts) if padded else uneven_layout(label, num_rows, num_parts)
 

@@ -16,12 +16,7 @@ from verl_protocol.batch import describe
 from verl_protocol.batch.row_ops import BatchRows
 from verl_protocol.columns import objects, ops
 from verl_protocol.columns.checks import Keys, key_list
-from verl_protocol.errors import (
-    DeviceNameError,
-    KeyListError,
-    RenameCollisionError,
-    UnknownKeyError,
-)
+from verl_protocol.errors import DeviceNameError, InvalidValueError, KeyConflictError, UnknownKeyError, short
 from verl_protocol.kinds import is_tensordict
 
 if TYPE_CHECKING:
@@ -84,13 +79,17 @@ def rename(data: S, old_keys: str | Sequence[str], new_keys: str | Sequence[str]
     """Rename columns of either kind, all at once, so that names may be swapped."""
     old, new = key_list(old_keys), key_list(new_keys)
     if len(old) != len(new) or len(old) != _count(old_keys) or len(new) != _count(new_keys):
-        raise KeyListError(old_keys, new_keys)
+        raise InvalidValueError(
+            f"each old key needs one new key of its own, got {short(old_keys)} and {short(new_keys)}"
+        )
     tensors, arrays = data._columns(), data.non_tensor_batch
     known = [*tensors, *arrays]
     if missing := [key for key in old if key not in known]:
         raise UnknownKeyError(missing, "column", known)
     if taken := [key for key in new if key in known and key not in old]:
-        raise RenameCollisionError(taken)
+        raise KeyConflictError(
+            f"cannot rename to {taken}: columns of that name exist and are not themselves renamed"
+        )
     names = dict(zip(old, new, strict=True))
     data._replace(_renamed(tensors, names), _renamed(arrays, names), data.meta_info, data._checked_rows())
     return data
@@ -132,7 +131,10 @@ def _known_device(device: Any) -> torch.device:
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise DeviceNameError(device, str(error).split(":")[0]) from None
+        raise DeviceNameError(
+            f"device must be one that torch knows, such as 'cpu' or 'cuda:0', got {short(device)}: "
+            f"{str(error).split(':')[0]}"
+        ) from None
 
 
 def _moved_column(column: NDArray[Any], device: torch.device, memo: dict[int, Any]) -> NDArray[Any]:
@@ -255,8 +257,8 @@ class BatchColumns(BatchRows):
 
         Raises:
             UnknownKeyError: an old name that is not there.
-            RenameCollisionError: a new name that another column has.
-            KeyListError: not one new name for each old one.
+            KeyConflictError: a new name that another column has.
+            InvalidValueError: not one new name for each old one.
         """
         return rename(self, old_keys, new_keys)
 

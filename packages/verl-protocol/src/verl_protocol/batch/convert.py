@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from verl_protocol.arguments import mapping
 from verl_protocol.batch.metadata import copy_meta
 from verl_protocol.columns import jagged, objects
-from verl_protocol.columns.checks import column_of, column_of_tensors, key_list
-from verl_protocol.errors import (
-    BatchDimsError,
-    ColumnTypeError,
-    KeyCollisionError,
-    KeyTypeError,
-    MissingValueError,
-    NotADictError,
-    NotRowsError,
-    UnlikeDictsError,
+from verl_protocol.columns.checks import (
+    TWO_KINDS,
+    check_disjoint,
+    check_keys,
+    column_of,
+    column_of_tensors,
+    key_list,
+    no_column,
 )
+from verl_protocol.errors import ColumnError, InvalidTypeError, InvalidValueError, KeyConflictError, short
 from verl_protocol.kinds import is_jagged
 
 if TYPE_CHECKING:
@@ -45,20 +45,20 @@ def list_of_dict_to_dict_of_list(list_of_dict: Sequence[Mapping[str, Any]]) -> d
     """One list per key from dicts that have the same keys; an empty dict from no dicts.
 
     Raises:
-        UnlikeDictsError: dicts with different keys.
+        KeyConflictError: dicts with different keys.
 
     >>> list_of_dict_to_dict_of_list([{"a": 1}, {"a": 2}])
     {'a': [1, 2]}
     """
     for place, entry in enumerate(list_of_dict):
-        if not isinstance(entry, Mapping):
-            raise NotADictError(f"number {place}", entry)
+        mapping(f"number {place}", entry)
     if not list_of_dict:
         return {}
     keys = list(list_of_dict[0])
     for place, entry in enumerate(list_of_dict):
         if set(entry) != set(keys):
-            raise UnlikeDictsError(place, keys, list(entry))
+            found = f"number 0 has {keys}, number {place} {list(entry)}"
+            raise KeyConflictError(f"all dicts need the same keys: {found}")
     return {key: [entry[key] for entry in list_of_dict] for key in keys}
 
 
@@ -71,7 +71,7 @@ def columns_from_rows(
     held = {key: [row.get(key, fill.get(key, _ABSENT)) for row in rows] for key in keys}
     is_tensor = {key: any(isinstance(value, torch.Tensor) for value in held[key]) for key in keys}
     if objects := [key for key in dims if key in keys and not is_tensor[key]]:
-        raise ColumnTypeError(objects[0], held[objects[0]][0], "only rows that are tensors can be ragged")
+        raise no_column(objects[0], held[objects[0]][0], "only rows that are tensors can be ragged")
     tensors = {key: _tensor_of(key, held[key], dims.get(key)) for key in keys if is_tensor[key]}
     arrays = {
         key: column_of([None if value is _ABSENT else value for value in held[key]])
@@ -85,16 +85,13 @@ def row_list(rows: Any) -> list[Mapping[str, Any]]:
     """`rows` as a list, after checking that each is a dict whose keys can name columns.
 
     Raises:
-        NotRowsError, NotADictError, KeyTypeError: it is not.
+        InvalidTypeError: it is not.
     """
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
-        raise NotRowsError(rows)
+        raise InvalidTypeError(f"rows must be a list of dicts, one per row, got {type(rows).__name__}")
     listed = list(rows)
     for place, row in enumerate(listed):
-        if not isinstance(row, Mapping):
-            raise NotADictError(f"rows[{place}]", row)
-        if odd := [key for key in row if not isinstance(key, str)]:
-            raise KeyTypeError(odd[0])
+        check_keys(mapping(f"rows[{place}]", row))
     return listed
 
 
@@ -103,10 +100,22 @@ def _last_of(keys: Collection[str]) -> dict[str, RaggedDim]:
 
 
 def _tensor_of(key: str, values: Sequence[Any], dim: RaggedDim) -> torch.Tensor:
+    check_all_tensors(key, [None if value is _ABSENT else value for value in values])
+    return column_of_tensors(key, values, dim)
+
+
+def check_all_tensors(key: str, values: Sequence[Any]) -> None:
+    """Check that every row has a tensor for a column of tensors.
+
+    Raises:
+        ColumnError: one has none.
+    """
     for row, value in enumerate(values):
         if not isinstance(value, torch.Tensor):
-            raise MissingValueError(key, row, None if value is _ABSENT else value)
-    return column_of_tensors(key, values, dim)
+            raise ColumnError(
+                f"row {row} has no tensor for {key!r} (got {short(value)}); give one for all such rows with "
+                f"fill={{{key!r}: tensor}}"
+            )
 
 
 def row_of(column: Any, row: int) -> Any:
@@ -129,12 +138,8 @@ def to_tensordict(data: BatchState) -> TensorDict:
 
     count, tensors = data._checked_rows(), data._columns()
     arrays, meta = data.non_tensor_batch, copy_meta(data.meta_info)
-    for first, second, what in (
-        (tensors, arrays, "a tensor column and a non-tensor column"),
-        ({**tensors, **arrays, DTYPES_KEY: None}, meta, "a column and a meta_info key"),
-    ):
-        if common := sorted(set(first) & set(second)):
-            raise KeyCollisionError(common, what)
+    check_disjoint(tensors, arrays, TWO_KINDS)
+    check_disjoint([*tensors, *arrays, DTYPES_KEY], meta, "a column and a meta_info key")
     made = TensorDict(dict(tensors), batch_size=[count], device=data._batch_device())
     for key, column in arrays.items():
         objects.set_stack(made, key, list(column))
@@ -169,10 +174,18 @@ def parts_of_tensordict(
         else:
             tensors[key] = value
     if len(tensordict.batch_size) != 1 and (tensors or stacks or len(tensordict.batch_size)):
-        raise BatchDimsError(f"batch_size {list(tensordict.batch_size)}")
+        raise batch_dims(f"batch_size {list(tensordict.batch_size)}")
     told = meta.pop(DTYPES_KEY, {})
     arrays = {key: _array_of(items, told.get(key)) for key, items in stacks.items()}
     return (tensors if len(tensordict.batch_size) else None), arrays, meta
+
+
+def batch_dims(given: str) -> InvalidValueError:
+    """The error about a batch whose rows would not be its first dimension."""
+    return InvalidValueError(
+        f"a DataProto has rows along one batch dimension, got {given}; only num_batch_dims=1 is supported, "
+        "use fold_batch_dim and unfold_batch_dim to regroup rows"
+    )
 
 
 def _array_of(items: list[Any], told: tuple[np.dtype[Any], tuple[int, ...]] | None) -> NDArray[Any]:

@@ -12,16 +12,23 @@ from numpy.typing import NDArray
 from verl_protocol.batch.metadata import MergeRule, copy_meta, merge_meta
 from verl_protocol.batch.state import BatchState
 from verl_protocol.columns import ops
-from verl_protocol.columns.checks import Part, check_devices, check_schema
+from verl_protocol.columns.checks import (
+    TWO_KINDS,
+    Part,
+    check_devices,
+    check_disjoint,
+    check_schema,
+    missing_columns,
+)
 from verl_protocol.columns.equality import columns_equal, equal, first_difference
 from verl_protocol.errors import (
-    KeyCollisionError,
+    ColumnError,
+    InvalidTypeError,
     MetaConflictError,
-    MissingColumnsError,
     NothingToConcatError,
-    PadValueError,
-    UnionRowsError,
-    UnionValueError,
+    RowCountError,
+    SchemaError,
+    short,
 )
 
 D = TypeVar("D", bound=BatchState)
@@ -62,7 +69,7 @@ def _concat_tensors(
     columns: list[Part] = [(place, tensors) for place, _, tensors in parts]
     check_schema(columns, "tensor columns", frozenset(pad))
     if missing := [key for key in pad if key not in columns[0][1]]:
-        raise MissingColumnsError("tensor columns", {"pad": missing, 0: sorted(columns[0][1])})
+        raise missing_columns("tensor columns", {"pad": missing, 0: sorted(columns[0][1])})
     for key, value in pad.items():
         _check_pad(key, [tensors[key] for _, tensors in columns], value, side)
     if not any(part._has_batch() for _, part, _ in parts):
@@ -74,13 +81,16 @@ def _concat_tensors(
 def _check_pad(key: str, column: Sequence[Any], value: Any, side: Any) -> None:
     """Check that a column can be widened, and that its dtype can hold the value that it is widened with."""
     if any(not isinstance(part, torch.Tensor) or part.is_nested for part in column):
-        raise PadValueError(key, "only dense tensor columns have a width; jagged ones need no padding")
-    if not isinstance(value, (int, float)):
-        raise PadValueError(key, f"the value must be a number, got {value!r}")
-    if not _holds(column[0].dtype, value):
-        raise PadValueError(key, f"{str(column[0].dtype).removeprefix('torch.')} cannot hold {value!r}")
-    if side not in ("left", "right"):
-        raise PadValueError(key, f"pad_side must be 'left' or 'right', got {side!r}")
+        problem = "only dense tensor columns have a width; jagged ones need no padding"
+    elif not isinstance(value, (int, float)):
+        problem = f"the value must be a number, got {value!r}"
+    elif not _holds(column[0].dtype, value):
+        problem = f"{str(column[0].dtype).removeprefix('torch.')} cannot hold {value!r}"
+    elif side not in ("left", "right"):
+        problem = f"pad_side must be 'left' or 'right', got {side!r}"
+    else:
+        return
+    raise ColumnError(f"pad={{{key!r}: ...}} cannot be honoured: {problem}")
 
 
 def _holds(dtype: torch.dtype, value: float) -> bool:
@@ -135,8 +145,7 @@ def union(data: D, other: BatchState) -> D:
     tensors, added = data._columns(), other._columns()
     _check_union_rows(data, other)
     for first, second in ((tensors, other.non_tensor_batch), (data.non_tensor_batch, added)):
-        if common := sorted(set(first) & set(second)):
-            raise KeyCollisionError(common, "a tensor column and a non-tensor column")
+        check_disjoint(first, second, TWO_KINDS)
     check_devices({**added, **tensors})
     _check_same(tensors, added)
     _check_same(data.non_tensor_batch, other.non_tensor_batch)
@@ -159,14 +168,22 @@ def _check_union_rows(data: BatchState, other: BatchState) -> None:
     first, second = data._checked_rows(), other._checked_rows()
     both_have_rows = (data._has_batch() or _has_columns(data)) and (other._has_batch() or _has_columns(other))
     if both_have_rows and first != second:
-        raise UnionRowsError(first, second)
+        fewer, more = sorted((first, second))
+        hint = f"; did you mean repeat({more // fewer})?" if fewer and more % fewer == 0 else ""
+        raise RowCountError(
+            f"union adds columns to the same rows, but there are {first} rows vs {second} rows{hint}"
+        )
 
 
 def _check_same(held: Mapping[str, Any], added: Mapping[str, Any]) -> None:
     for key in held:
         if key in added and not columns_equal(held[key], added[key]):
             row = first_difference(held[key], added[key])
-            raise UnionValueError(key, row, held[key], added[key])
+            both = "" if row is None else f"{short(held[key][row])} and {short(added[key][row])}"
+            where = both and f" first in row {row}: {both}"
+            raise SchemaError(
+                f"column {key!r} is in both batches and differs{where}; drop it from one, or rename it"
+            )
 
 
 def union_meta(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,11 +204,11 @@ def union_numpy_dict(
     """Add the arrays of the second dict to the first and return the first; keys in both must be equal.
 
     Raises:
-        UnionValueError: a key has different rows; the first dict is then as it was.
+        SchemaError: a key has different rows; the first dict is then as it was.
     """
     for key, value in tensor_dict2.items():
         if not isinstance(value, np.ndarray):
-            raise TypeError(f"{key!r} must be an array, got {type(value).__name__}")
+            raise InvalidTypeError(f"{key!r} must be an array, got {type(value).__name__}")
     _check_same(tensor_dict1, tensor_dict2)
     tensor_dict1.update(_new(tensor_dict1, tensor_dict2))
     return tensor_dict1

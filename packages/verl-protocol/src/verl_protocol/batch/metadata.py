@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
+from verl_protocol.arguments import mapping
 from verl_protocol.columns.equality import equal
-from verl_protocol.errors import MetaConflictError, MetricsError, NotADictError, UnknownRuleError
+from verl_protocol.errors import InvalidValueError, MetaConflictError, short
 
 METRICS = "metrics"
 """The one key of meta_info that concat joins by itself."""
@@ -28,12 +29,10 @@ _COPIED = (dict, list, set, OrderedDict, defaultdict)
 
 def copy_meta(meta: Mapping[str, Any] | None) -> dict[str, Any]:
     """`meta` with every dict, list and set in it copied, and everything else as it is."""
-    if meta is not None and not isinstance(meta, Mapping):
-        raise NotADictError("meta_info", meta)
-    if not meta:
+    if meta is None:
         return {}
     memo: dict[int, Any] = {}
-    return {key: _copy(value, memo) for key, value in meta.items()}
+    return {key: _copy(value, memo) for key, value in mapping("meta_info", meta).items()}
 
 
 def _copy(value: Any, memo: dict[int, Any]) -> Any:
@@ -65,8 +64,8 @@ def merge_meta(
 
     Raises:
         MetaConflictError: parts differ in a key that has no rule.
-        MetricsError: metrics that are no dict, list of dicts or None.
-        UnknownRuleError: a rule of an unknown name.
+        InvalidValueError: metrics that are no dict, list of dicts or None.
+        InvalidValueError: a rule of an unknown name.
 
     >>> merge_meta([{"step": 1, "metrics": {"loss": 0.5}}, {"step": 1, "metrics": {"loss": 0.25}}])
     {'step': 1, 'metrics': {'loss': [0.5, 0.25]}}
@@ -74,14 +73,20 @@ def merge_meta(
     {'seconds': 3.0}
     """
     for key, rule in (merge or {}).items():
-        if not callable(rule) and rule not in _RULES:
-            raise UnknownRuleError(key, rule, [*_RULES])
+        _check_rule(key, rule)
     held: dict[str, list[tuple[int, Any]]] = {}
     for part, meta in enumerate(metas):
         for key, value in meta.items():
             held.setdefault(key, []).append((part, value))
     rules = dict(merge or {})
     return copy_meta({key: _merge_key(key, values, rules.get(key)) for key, values in held.items()})
+
+
+def _check_rule(key: str, rule: object) -> None:
+    if not callable(rule) and rule not in _RULES:
+        raise InvalidValueError(
+            f"no rule {short(rule)} for {key!r}: give a callable or one of {', '.join(_RULES)}"
+        )
 
 
 def _merge_key(key: str, held: list[tuple[int, Any]], rule: MergeRule | None) -> Any:
@@ -117,7 +122,9 @@ def _metric_dicts(value: Any) -> Sequence[Mapping[str, Any]]:
         return []
     entries = value if isinstance(value, (list, tuple)) else [value]
     if not all(isinstance(entry, Mapping) for entry in entries):
-        raise MetricsError(value)
+        raise InvalidValueError(
+            f"metrics must be a dict, a list of dicts or a dict of lists, got {short(value)}"
+        )
     return entries
 
 
@@ -141,7 +148,7 @@ def reduce_metrics(
         default: the rule for all others.
 
     Raises:
-        MetricsError: no values, or weights that are missing, too few or add up to zero.
+        InvalidValueError: no values, or weights that are missing, too few or add up to zero.
 
     >>> rules = {"loss": WeightedMean("tokens"), "tokens": "sum"}
     >>> reduce_metrics({"loss": [1.0, 4.0], "tokens": [2, 1]}, rules)
@@ -163,28 +170,31 @@ def _reduce(
             return sum(value * weight for value, weight in zip(values, weights, strict=True)) / total
     except TypeError as error:
         reason = f"{key!r} and its weights {rule.by!r} must be numbers ({error})"
-        raise MetricsError({key: values, rule.by: weights}, reason) from None
-    raise MetricsError({key: values, rule.by: weights}, f"{rule.by!r} has no weight for each {key!r}")
+        raise _no_value({key: values, rule.by: weights}, reason) from None
+    raise _no_value({key: values, rule.by: weights}, f"{rule.by!r} has no weight for each {key!r}")
+
+
+def _no_value(metrics: Mapping[str, Any], reason: str) -> InvalidValueError:
+    return InvalidValueError(f"{reason}, got {short(metrics)}")
 
 
 def apply_rule(rule: MergeRule, values: list[Any], key: str) -> Any:
     """One value for `values`; numbers inside dicts are joined key by key.
 
     Raises:
-        UnknownRuleError: a rule of an unknown name.
+        InvalidValueError: a rule of an unknown name.
     """
     if callable(rule):
         return rule(list(values))
-    if rule not in _RULES:
-        raise UnknownRuleError(key, rule, [*_RULES])
+    _check_rule(key, rule)
     if rule in _NUMERIC and values and all(isinstance(value, Mapping) for value in values):
         return _apply_to_entries(rule, values, key)
     if rule in _NUMERIC and not values:
-        raise MetricsError({key: values}, f"there is no {rule} of no values")
+        raise _no_value({key: values}, f"there is no {rule} of no values")
     try:
         return _RULES[rule](values)
     except TypeError as error:
-        raise MetricsError({key: values}, f"rule {rule!r} does not fit the values ({error})") from None
+        raise _no_value({key: values}, f"rule {rule!r} does not fit the values ({error})") from None
 
 
 def _apply_to_entries(rule: MergeRule, values: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from verl_protocol.arguments import flag, whole_number
 from verl_protocol.batch.state import BatchState, check_batch, take
 from verl_protocol.columns import dense, jagged, objects, ops
-from verl_protocol.errors import KeyCollisionError, NoRowToPadWithError, PadPolicyError, UnpadError
+from verl_protocol.errors import InvalidValueError, KeyConflictError, short
 from verl_protocol.kinds import is_jagged
 
 PadPolicy = Literal["repeat", "last", "zeros"]
@@ -58,13 +58,12 @@ class BatchPadding(BatchState):
         """Add copies of the last row ("first": of the first row) to this batch itself.
 
         Raises:
-            NoRowToPadWithError: the batch has no rows.
+            InvalidValueError: the batch has no rows.
         """
         size, count = whole_number("padding_size", padding_size, 0), self._row_count()
         if not size:
             return
-        if not count:
-            raise NoRowToPadWithError(size)
+        _check_can_pad(count, size)
         source = 0 if padding_candidate == "first" else count - 1
         self._become(take(self, torch.cat([torch.arange(count), torch.full((size,), source)])))
 
@@ -93,9 +92,9 @@ def pad_dataproto_to_divisor(
         mask_key: the key of a bool tensor column to add that is True in pad rows.
 
     Raises:
-        InvalidCountError: `size_divisor` is less than 1.
-        PadPolicyError: an unknown policy.
-        KeyCollisionError: the batch has a column `mask_key`.
+        InvalidValueError: `size_divisor` is less than 1.
+        InvalidValueError: an unknown policy.
+        KeyConflictError: the batch has a column `mask_key`.
 
     >>> data = DataProto.from_dict(tensors={"a": torch.arange(3)})
     >>> padded, pad_size = pad_dataproto_to_divisor(data, 4)
@@ -114,7 +113,7 @@ def pad_dataproto_to_divisor(
 def _add_mask(data: BatchPadding, key: str) -> None:
     tensors = data._columns()
     if key in tensors or key in data.non_tensor_batch:
-        raise KeyCollisionError([key], "a column and the pad mask")
+        raise KeyConflictError([key], "a column and the pad mask")
     device = next((column.device for column in tensors.values()), None)
     mask = data.pad_mask.to(device, copy=True)
     data._set_columns({**tensors, key: mask}, data._row_count(), data._batch_device())
@@ -123,14 +122,20 @@ def _add_mask(data: BatchPadding, key: str) -> None:
 def pad_rows(data: B, pad_size: SupportsIndex, policy: PadPolicy = "repeat") -> B:
     """A batch with `pad_size` more rows at its end, marked in its `pad_mask`."""
     if policy not in ("repeat", "last", "zeros"):
-        raise PadPolicyError(policy)
+        raise InvalidValueError(f"policy must be 'repeat', 'last' or 'zeros', got {short(policy)}")
     count, pad_size = data._row_count(), whole_number("pad_size", pad_size, 0)
-    if pad_size and not count:
-        raise NoRowToPadWithError(pad_size)
+    _check_can_pad(count, pad_size)
     mask = data.pad_mask
     padded = _with_pad_rows(data, count, pad_size, policy)
     padded._pad_mask = torch.cat([mask, torch.ones(pad_size, dtype=torch.bool)])
     return padded
+
+
+def _check_can_pad(num_rows: int, pad_size: int) -> None:
+    if pad_size and not num_rows:
+        raise InvalidValueError(
+            f"cannot add {pad_size} pad rows to a batch without rows: there is no row to repeat"
+        )
 
 
 def _with_pad_rows(data: B, count: int, pad_size: int, policy: PadPolicy) -> B:
@@ -167,14 +172,14 @@ def unpad_dataproto(data: B, pad_size: SupportsIndex) -> B:
     """The batch without its last `pad_size` rows.
 
     Raises:
-        InvalidCountError: `pad_size` is negative.
-        UnpadError: `pad_size` is more than the batch has.
+        InvalidValueError: `pad_size` is negative.
+        InvalidValueError: `pad_size` is more than the batch has.
     """
     check_batch(data)
     pad_size = whole_number("pad_size", pad_size, 0)
     count = data._row_count()
     if pad_size > count:
-        raise UnpadError(pad_size, count)
+        raise InvalidValueError(f"cannot take {pad_size} pad rows off a batch of {count} rows")
     unpadded = take(data, range(count - pad_size))
     if pad_size and unpadded._pad_mask is not None and not unpadded._pad_mask.any():
         unpadded._pad_mask = None

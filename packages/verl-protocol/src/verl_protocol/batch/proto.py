@@ -15,22 +15,14 @@ import torch
 from numpy.typing import NDArray
 
 from verl_protocol import wire
-from verl_protocol.arguments import flag
+from verl_protocol.arguments import check_tensordict, flag, mapping
 from verl_protocol.batch import convert, joining
 from verl_protocol.batch.column_ops import BatchColumns
 from verl_protocol.batch.item import DataProtoItem, columns_of_items
 from verl_protocol.batch.metadata import MergeRule, copy_meta
-from verl_protocol.batch.state import BatchField, Columns, check_batch, restore_batch
+from verl_protocol.batch.state import BatchField, Columns, check_batch, not_batches, restore_batch
 from verl_protocol.columns import checks, equality, ops
-from verl_protocol.errors import (
-    BatchDimsError,
-    ColumnTypeError,
-    NotADictError,
-    NotATensorDictError,
-    NotBatchesError,
-)
 from verl_protocol.files import disk
-from verl_protocol.kinds import is_tensordict
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -55,8 +47,8 @@ class DataProto(BatchColumns):
 
     Raises:
         RowCountError: columns have different numbers of rows.
-        KeyCollisionError: a tensor and a non-tensor column have the same key.
-        ColumnTypeError: a non-tensor column is no array.
+        KeyConflictError: a tensor and a non-tensor column have the same key.
+        ColumnError: a non-tensor column is no array.
 
     >>> data = DataProto.from_dict(tensors={"a": torch.arange(4)}, non_tensors={"s": list("wxyz")})
     >>> len(data), data[1:3].batch["a"].tolist(), data[[3, 0]].non_tensor_batch["s"].tolist()
@@ -86,16 +78,15 @@ class DataProto(BatchColumns):
         """Check that all columns have the same rows and keys of their own.
 
         Raises:
-            RowCountError, KeyCollisionError, ColumnTypeError, BatchDimsError: as the class says.
+            RowCountError, KeyConflictError, ColumnError, InvalidValueError: as the class says.
         """
         tensordict = self._tensordict
         if tensordict is not None and len(tensordict.batch_size) != 1:
-            raise BatchDimsError(f"batch_size {list(tensordict.batch_size)}")
+            raise convert.batch_dims(f"batch_size {list(tensordict.batch_size)}")
         for key, column in self.non_tensor_batch.items():
             if checks.array_column(key, column) is not column:
-                raise ColumnTypeError(
-                    key, column, "a non-tensor column must be an array; from_dict takes lists"
-                )
+                reason = "a non-tensor column must be an array; from_dict takes lists"
+                raise checks.no_column(key, column, reason)
         tensors = checks.tensor_columns(self._columns()) if tensordict is None else self._columns()
         known = self._row_count() if self._has_batch() else None
         checks.check_columns(tensors, self.non_tensor_batch, known)
@@ -118,8 +109,8 @@ class DataProto(BatchColumns):
             auto_padding: whether dispatch may pad this batch.
 
         Raises:
-            ColumnTypeError, ScalarColumnError: a value that has no rows, by its key.
-            RowCountError, KeyCollisionError, DeviceMixError: columns that do not fit together.
+            ColumnError: a value that has no rows, by its key.
+            RowCountError, KeyConflictError, ColumnError: columns that do not fit together.
 
         >>> DataProto.from_dict(tensors={"a": torch.zeros(2)}, non_tensors={"chat": [["hi"], ["you"]]})
         DataProto(2 rows
@@ -128,7 +119,7 @@ class DataProto(BatchColumns):
           meta_info: {})
         """
         if num_batch_dims != 1:
-            raise BatchDimsError(f"num_batch_dims={num_batch_dims}")
+            raise convert.batch_dims(f"num_batch_dims={num_batch_dims}")
         padded = flag("auto_padding", auto_padding)
         held = checks.tensor_columns(tensors)
         arrays = checks.array_columns(non_tensors)
@@ -158,8 +149,7 @@ class DataProto(BatchColumns):
         cls, data: Mapping[str, Any], meta_info: Mapping[str, Any] | None = None, auto_padding: bool = False
     ) -> Self:
         """A batch of one dict: tensors become tensor columns, arrays and lists non-tensor columns."""
-        if not isinstance(data, Mapping):
-            raise NotADictError("data", data)
+        mapping("data", data)
         tensors = {key: value for key, value in data.items() if isinstance(value, torch.Tensor)}
         others = {key: value for key, value in data.items() if key not in tensors}
         return cls.from_dict(tensors, others, meta_info, auto_padding=auto_padding)
@@ -173,13 +163,12 @@ class DataProto(BatchColumns):
         Tensors share their storage with it. `to_tensordict` leads back.
 
         Raises:
-            BatchDimsError: it has not one batch dimension.
+            InvalidValueError: it has not one batch dimension.
             MetaConflictError: `meta_info` and the TensorDict hold different values under one key.
         """
         if num_batch_dims != 1:
-            raise BatchDimsError(f"num_batch_dims={num_batch_dims}")
-        if not is_tensordict(tensor_dict):
-            raise NotATensorDictError("tensor_dict", tensor_dict)
+            raise convert.batch_dims(f"num_batch_dims={num_batch_dims}")
+        check_tensordict("tensor_dict", tensor_dict)
         tensors, arrays, meta = convert.parts_of_tensordict(tensor_dict)
         count = int(tensor_dict.batch_size[0]) if len(tensor_dict.batch_size) else 0
         merged = joining.union_meta(meta, meta_info or {})
@@ -191,7 +180,7 @@ class DataProto(BatchColumns):
         Tensors share their storage with it. The auto-padding flag does not go along.
 
         Raises:
-            KeyCollisionError: a meta_info key is also a column.
+            KeyConflictError: a meta_info key is also a column.
         """
         return convert.to_tensordict(self)
 
@@ -216,8 +205,8 @@ class DataProto(BatchColumns):
                 columns in any case.
 
         Raises:
-            NotRowsError, NotADictError, KeyTypeError: `rows` is no list of dicts with strings as keys.
-            MissingValueError, RaggedRowsError, ColumnMismatchError, ColumnTypeError: rows without a column.
+            InvalidTypeError: `rows` is no list of dicts with strings as keys.
+            ColumnError, SchemaError: rows without a column.
 
         >>> data = DataProto.from_rows([{"n": torch.tensor(1), "s": "x"}, {"n": torch.tensor(2)}])
         >>> data.batch["n"].tolist(), data.non_tensor_batch["s"].tolist()
@@ -267,8 +256,8 @@ class DataProto(BatchColumns):
 
         Raises:
             NothingToConcatError: no parts.
-            NotBatchesError: parts that are no DataProto.
-            MissingColumnsError, ColumnMismatchError: columns that do not fit, by key and part.
+            InvalidTypeError: parts that are no DataProto.
+            SchemaError: columns that do not fit, by key and part.
             MetaConflictError: parts that disagree about a meta_info key.
 
         >>> parts = DataProto.from_dict(tensors={"a": torch.arange(4)}).chunk(2)
@@ -285,12 +274,12 @@ class DataProto(BatchColumns):
         `.batch` has built gets the columns too; one that was handed in, or is locked, stays as it is.
 
         Raises:
-            UnionRowsError: the numbers of rows differ.
-            DeviceMixError: the columns would be on several devices.
-            UnionValueError, MetaConflictError, KeyCollisionError: what both hold differs.
+            RowCountError: the numbers of rows differ.
+            ColumnError: the columns would be on several devices.
+            SchemaError, MetaConflictError, KeyConflictError: what both hold differs.
         """
         if not isinstance(other, DataProto):
-            raise NotBatchesError([type(other).__name__], False)
+            raise not_batches([type(other).__name__])
         return joining.union(self, other)
 
     # Copies and files
@@ -305,8 +294,8 @@ class DataProto(BatchColumns):
             allow_pickle: whether anything else, a subclass of DataProto too, may be written as a pickle.
 
         Raises:
-            PickleNeededError: a value needs a pickle; nothing was written.
-            EndlessValueError: a value holds itself; nothing was written.
+            PickleRefusedError: a value needs a pickle; nothing was written.
+            InvalidValueError: a value holds itself; nothing was written.
         """
         parts = {
             "class": None if type(self) is DataProto else type(self),
@@ -373,12 +362,12 @@ def _in_graph(column: Any) -> bool:
 
 def _batches(data: Any) -> list[Any]:
     if isinstance(data, DataProto):
-        raise NotBatchesError([], is_batch=True)
+        raise not_batches("one DataProto; put it in a list")
     if not isinstance(data, Iterable):
-        raise NotBatchesError([type(data).__name__], is_batch=False)
+        raise not_batches([type(data).__name__])
     parts = list(data)
     if not all(isinstance(part, DataProto) for part in parts):
-        raise NotBatchesError([type(part).__name__ for part in parts], is_batch=False)
+        raise not_batches([type(part).__name__ for part in parts])
     return parts
 
 
@@ -387,8 +376,8 @@ def collate_fn(items: Sequence[DataProtoItem]) -> DataProto:
 
     Raises:
         NothingToConcatError: no items.
-        UnlikeDictsError: items with different keys.
-        RaggedRowsError: tensors of different shapes in a column that was not jagged.
+        KeyConflictError: items with different keys.
+        ColumnError: tensors of different shapes in a column that was not jagged.
         MetaConflictError: items with different meta_info.
 
     >>> data = DataProto.from_dict(tensors={"a": torch.arange(3)})
@@ -414,7 +403,7 @@ def all_gather_data_proto(data: DataProto, process_group: Any = None) -> None:
             `all_gather_object(value) -> list`, such as what a worker's `process_group()` gives.
 
     Raises:
-        MissingColumnsError, ColumnMismatchError, MetaConflictError: the batches do not fit together; `data`
+        SchemaError, MetaConflictError: the batches do not fit together; `data`
             is then as it was.
     """
     check_batch(data)

@@ -11,24 +11,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verl_protocol.arguments import flag, whole_number
+from verl_protocol.arguments import flag, mapping, whole_number
 from verl_protocol.batch.item import DataProtoItem, item_of
 from verl_protocol.batch.metadata import without_metrics
 from verl_protocol.batch.padding import BatchPadding
 from verl_protocol.batch.state import check_batch
 from verl_protocol.columns import objects, ops, partition
-from verl_protocol.columns.checks import Keys, key_list
+from verl_protocol.columns.checks import Keys, check_keys, key_list
 from verl_protocol.columns.index import IndexLike, is_single_row, normalise_index, normalise_row
 from verl_protocol.errors import (
-    FoldError,
-    IteratorOptionError,
-    KeyTypeError,
-    NotADictError,
-    RepeatCountsError,
-    ShuffleSourceError,
-    UnevenChunksError,
-    UnevenMiniBatchError,
+    ColumnError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    InvalidValueError,
+    UnevenRowsError,
     UnknownKeyError,
+    short,
 )
 
 # --- Rows multiplied, regrouped or cut further: repeats, folding, column chunks, groups -------------------
@@ -62,7 +60,9 @@ def sample_level_repeat(data: B, repeat_times: Any) -> B:
     given = given if isinstance(given, Iterable) else [given]
     counts = [whole_number("repeat_times", times, 0) for times in given]
     if len(counts) != data._row_count():
-        raise RepeatCountsError(data._row_count(), len(counts))
+        plural = "" if len(counts) == 1 else "s"
+        found = f"{data._row_count()} rows, {len(counts)} count{plural}"
+        raise InvalidValueError(f"one count per row is needed: {found}")
     index = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts, dtype=torch.int64))
     return data._map_rows(lambda columns: ops.take_all(columns, index), len(index))
 
@@ -88,9 +88,9 @@ def _cut(key: str, column: Any, n_split: int) -> Any:
     column = _stacked(key, column)
     width = column.shape[1] if column.ndim > 1 else None
     if width is None or (isinstance(column, torch.Tensor) and column.is_nested):
-        raise FoldError(key, f"it has no width that could be cut into {n_split} pieces")
+        raise ColumnError(f"column {key!r}: it has no width that could be cut into {n_split} pieces")
     if width % n_split:
-        raise FoldError(key, f"its width {width} does not divide into {n_split} pieces")
+        raise ColumnError(f"column {key!r}: its width {width} does not divide into {n_split} pieces")
     return column.reshape(column.shape[0] * n_split, width // n_split, *column.shape[2:])
 
 
@@ -100,10 +100,11 @@ def _stacked(key: str, column: Any) -> Any:
         return column
     lists = column.tolist()
     if not all(isinstance(row, (list, tuple, np.ndarray)) for row in lists):
-        raise FoldError(key, "its rows are no lists, so they cannot be cut")
+        raise ColumnError(f"column {key!r}: its rows are no lists, so they cannot be cut")
     lengths = {len(row) for row in lists}
     if len(lengths) > 1:
-        raise FoldError(key, f"its rows have different lengths ({sorted(lengths)}), so they cannot be cut")
+        found = sorted(lengths)
+        raise ColumnError(f"column {key!r}: its rows have different lengths ({found}), so they cannot be cut")
     stacked = np.empty((len(lists), lengths.pop() if lengths else 0), dtype=object)
     for at, row in enumerate(lists):
         stacked[at] = objects.object_column(row)
@@ -114,7 +115,7 @@ def fold_batch_dim(data: B, new_batch_size: SupportsIndex) -> B:
     """Group the rows of `data` into `new_batch_size` rows: shape (n, ...) becomes (new, n // new, ...).
 
     Raises:
-        FoldError: the rows do not divide, or a column is jagged.
+        ColumnError: the rows do not divide, or a column is jagged.
 
     >>> import torch
     >>> from verl_protocol import DataProto
@@ -125,8 +126,8 @@ def fold_batch_dim(data: B, new_batch_size: SupportsIndex) -> B:
     check_batch(data)
     new, count = whole_number("new_batch_size", new_batch_size, 1), len(data)
     if count % new:
-        raise FoldError(
-            None, f"{count} rows do not divide into {new} groups; pad them to a multiple of {new}"
+        raise UnevenRowsError(
+            f"{count} rows do not divide into {new} groups; pad them to a multiple of {new}", count, new
         )
     return _reshape_rows(data, new, lambda key, column: (new, count // new, *column.shape[1:]))
 
@@ -135,7 +136,7 @@ def unfold_batch_dim(data: B, batch_dims: SupportsIndex = 2) -> B:
     """Make one dimension of rows out of the first `batch_dims`: shape (n, k, ...) becomes (n * k, ...).
 
     Raises:
-        FoldError: a column has fewer dimensions, or columns differ in them.
+        ColumnError: a column has fewer dimensions, or columns differ in them.
     """
     check_batch(data)
     dims = whole_number("batch_dims", batch_dims, 1)
@@ -144,8 +145,9 @@ def unfold_batch_dim(data: B, batch_dims: SupportsIndex = 2) -> B:
     shapes = {key: tuple(column.shape[:dims]) for key, column in _all_columns(data).items()}
     for key, shape in shapes.items():
         if len(shape) < dims or shape != next(iter(shapes.values())):
-            raise FoldError(
-                key, f"its first {dims} dimensions are {shape}, others have {list(shapes.values())}"
+            raise ColumnError(
+                f"column {key!r}: its first {dims} dimensions are {shape}, others have "
+                f"{list(shapes.values())}"
             )
     count = math.prod(next(iter(shapes.values()), (len(data),)))
     return _reshape_rows(data, count, lambda key, column: (count, *column.shape[dims:]))
@@ -158,7 +160,7 @@ def _all_columns(data: BatchRows) -> dict[str, Any]:
 def _reshape_rows(data: B, num_rows: int, shape: Callable[[str, Any], tuple[int, ...]]) -> B:
     for key, column in _all_columns(data).items():
         if not isinstance(column, np.ndarray) and (not isinstance(column, torch.Tensor) or column.is_nested):
-            raise FoldError(key, "only dense tensors and arrays can be regrouped")
+            raise ColumnError(f"column {key!r}: only dense tensors and arrays can be regrouped")
     tensors = {key: column.reshape(shape(key, column)) for key, column in data._columns().items()}
     arrays = {key: column.reshape(shape(key, column)) for key, column in data.non_tensor_batch.items()}
     folded = data._with(tensors if data._has_batch() else None, num_rows, arrays)
@@ -178,14 +180,15 @@ def group_by(data: B, key: str) -> dict[Any, B]:
 
 
 def _group_values(data: BatchRows, key: str) -> Sequence[Hashable]:
-    if not isinstance(key, str):
-        raise KeyTypeError(key)
+    check_keys([key])
     columns = _all_columns(data)
     if key not in columns:
         raise UnknownKeyError([key], "column", columns)
     column = columns[key]
     if column.ndim != 1 or getattr(column, "is_nested", False):
-        raise FoldError(key, "rows can be grouped by a column of scalars or hashable objects only")
+        raise ColumnError(
+            f"column {key!r}: rows can be grouped by a column of scalars or hashable objects only"
+        )
     # All NaNs are one group: NaN differs from itself, so a dict would keep each apart.
     nan = float("nan")
     values = [nan if isinstance(value, float) and value != value else value for value in column.tolist()]
@@ -193,7 +196,9 @@ def _group_values(data: BatchRows, key: str) -> Sequence[Hashable]:
         try:
             hash(value)
         except TypeError as error:
-            raise FoldError(key, f"cannot group by {type(value).__name__} values: {error}") from None
+            raise ColumnError(
+                f"column {key!r}: cannot group by {type(value).__name__} values: {error}"
+            ) from None
     return values
 
 
@@ -223,7 +228,12 @@ def make_iterator(
     )
     count = data._checked_rows()
     if drop_last is None and count % size:
-        raise UnevenMiniBatchError(count, size)
+        raise UnevenRowsError(
+            f"{count} rows do not divide into mini-batches of {size}; pass drop_last=False for a shorter "
+            f"last one, drop_last=True to leave {count % size} rows out, or pad to a multiple of {size}",
+            count,
+            size,
+        )
     used = count - count % size if drop_last else count
     if not shuffle:
         return _in_order(data, used, size, epochs)
@@ -231,20 +241,25 @@ def make_iterator(
 
 
 def _checked_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    if given is not None and not isinstance(given, Mapping):
-        raise NotADictError("dataloader_kwargs", given)
-    options = {**_OPTIONS, **(given or {})}
+    options = {**_OPTIONS, **mapping("dataloader_kwargs", {} if given is None else given)}
     if unknown := sorted(set(options) - set(_OPTIONS)):
-        raise IteratorOptionError(unknown, list(_OPTIONS))
+        raise _refused_options(unknown)
     if changed := [key for key in ("num_workers", "pin_memory") if options[key]]:
-        raise IteratorOptionError(changed, list(_OPTIONS))
+        raise _refused_options(changed)
     return options
+
+
+def _refused_options(options: list[str]) -> InvalidTypeError:
+    return InvalidTypeError(
+        f"dataloader_kwargs {options} cannot be honoured: batches are cut in this process, without a "
+        f"DataLoader; known are {list(_OPTIONS)}"
+    )
 
 
 def _generator(seed: Any, given: Any) -> torch.Generator:
     odd = seed is not None and not isinstance(seed, (int, np.integer))
     if odd or not isinstance(given, (torch.Generator, type(None))) or None not in (seed, given):
-        raise ShuffleSourceError(seed, given)
+        raise _shuffle_source(seed, given)
     if given is not None and seed is None:
         return given
     # Without a seed the order follows torch.manual_seed, at the price of one draw from the global generator.
@@ -252,7 +267,14 @@ def _generator(seed: Any, given: Any) -> torch.Generator:
     try:
         return torch.Generator().manual_seed(drawn)
     except (ValueError, RuntimeError, OverflowError):
-        raise ShuffleSourceError(seed, given) from None
+        raise _shuffle_source(seed, given) from None
+
+
+def _shuffle_source(seed: object, generator: object) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "the order of a shuffle comes from a seed (a whole number of at most 64 bits) or from a "
+        f"torch.Generator, not both; got seed={short(seed)} and generator={short(generator)}"
+    )
 
 
 def _in_order(data: B, used: int, size: int, epochs: int) -> Iterator[B]:
@@ -292,7 +314,7 @@ class BatchRows(BatchPadding):
         """One row (int), or the rows of a slice, range, sequence, array, tensor or mask.
 
         Raises:
-            RowOutOfRangeError, MaskLengthError, InvalidIndexError: an index that does not fit.
+            RowOutOfRangeError, InvalidIndexError: an index that does not fit.
         """
         if is_single_row(item):
             return item_of(self, normalise_row(item, self._checked_rows()))
@@ -318,19 +340,19 @@ class BatchRows(BatchPadding):
         Pieces are equal, unless `uneven` or auto padding allows sizes that differ by one.
 
         Raises:
-            UnevenChunksError: the rows do not divide by `chunks`.
-            InvalidCountError: `chunks` is less than 1.
+            UnevenRowsError: the rows do not divide by `chunks`.
+            InvalidValueError: `chunks` is less than 1.
         """
         count = whole_number("chunks", chunks, 1)
         if not flag("uneven", uneven) and len(self) % count and not self.is_padding_enabled():
-            raise UnevenChunksError(len(self), count)
+            raise partition.uneven_chunks(len(self), count)
         return self._pieces(partition.even_sizes(len(self), count))
 
     def split(self, split_size: SupportsIndex) -> list[Self]:
         """Consecutive pieces of `split_size` rows, the last one shorter; the metrics stay with the first.
 
         Raises:
-            InvalidCountError: `split_size` is less than 1.
+            InvalidValueError: `split_size` is less than 1.
         """
         size, count = whole_number("split_size", split_size, 1), len(self)
         return self._pieces([min(size, count - start) for start in range(0, count, size)] or [0])
@@ -354,7 +376,7 @@ class BatchRows(BatchPadding):
         """Row i `repeat_times[i]` times.
 
         Raises:
-            RepeatCountsError: not one count per row.
+            InvalidValueError: not one count per row.
         """
         return sample_level_repeat(self, repeat_times)
 
@@ -362,7 +384,7 @@ class BatchRows(BatchPadding):
         """Cut the columns `split_keys` into `n_split` rows along dim 1, and repeat the rows of the others.
 
         Raises:
-            FoldError: a column whose width does not divide by `n_split`.
+            ColumnError: a column whose width does not divide by `n_split`.
         """
         return unfold_column_chunks(self, n_split, split_keys)
 
@@ -391,7 +413,7 @@ class BatchRows(BatchPadding):
             drop_last: what becomes of a shorter last mini-batch; an error unless given.
 
         Raises:
-            UnevenMiniBatchError: the rows do not divide and `drop_last` is not given.
-            IteratorOptionError: other `dataloader_kwargs`.
+            UnevenRowsError: the rows do not divide and `drop_last` is not given.
+            InvalidTypeError: other `dataloader_kwargs`.
         """
         return make_iterator(self, mini_batch_size, epochs, seed, dataloader_kwargs, drop_last)

@@ -13,16 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from verl_protocol.arguments import mapping
 from verl_protocol.batch.metadata import copy_meta
 from verl_protocol.columns import ops
+from verl_protocol.columns.checks import no_column
 from verl_protocol.columns.index import RowIndex
-from verl_protocol.errors import (
-    BatchTypeError,
-    ColumnTypeError,
-    NotADictError,
-    NotBatchesError,
-    RowCountError,
-)
+from verl_protocol.errors import InvalidTypeError, RowCountError, different_row_counts
 from verl_protocol.kinds import is_tensordict
 from verl_protocol.wire import reduce
 from verl_protocol.wire.buffers import Part, Reduction, VersionTag
@@ -82,9 +78,7 @@ class BatchState(Composite):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _DICTS and not isinstance(value, dict):
-            value = {} if value is None else value
-            if not isinstance(value, Mapping):
-                raise NotADictError(name, value)
+            value = mapping(name, {} if value is None else value)
         object.__setattr__(self, name, value)
 
     def _read_batch(self) -> TensorDict | None:
@@ -104,7 +98,10 @@ class BatchState(Composite):
             self._set_columns(value.tensors, value.num_rows, value.device)
             return
         if value is not None and not is_tensordict(value):
-            raise BatchTypeError(value)
+            given = type(value).__name__
+            raise InvalidTypeError(
+                f"batch must be a TensorDict or None, got {given}; DataProto.from_dict takes dicts"
+            )
         self.__dict__.pop("_tensordict", None)
         self._tensors, self._built_here = None, False
         if value is not None:
@@ -146,9 +143,10 @@ class BatchState(Composite):
         count = self._row_count()
         for key, column in self.non_tensor_batch.items():
             if not isinstance(column, np.ndarray):
-                raise ColumnTypeError(key, column, "a non-tensor column must be an array")
+                raise no_column(key, column, "a non-tensor column must be an array")
             if len(column) != count:
-                raise RowCountError({"batch" if self._has_batch() else "the others": count, key: len(column)})
+                others = "batch" if self._has_batch() else "the others"
+                raise RowCountError(different_row_counts({others: count, key: len(column)}))
         return count
 
     def _private(self) -> dict[str, Any]:
@@ -263,14 +261,19 @@ def _rewrite(tensordict: TensorDict, tensors: Mapping[str, torch.Tensor]) -> Non
             tensordict.set(key, value)
 
 
+def not_batches(found: object) -> InvalidTypeError:
+    """The error about something else where batches are expected."""
+    return InvalidTypeError(f"expected DataProto objects, got {found}")
+
+
 def check_batch(value: object) -> None:
     """Raises if `value` is no batch.
 
     Raises:
-        NotBatchesError: it is none.
+        InvalidTypeError: it is none.
     """
     if not isinstance(value, BatchState):
-        raise NotBatchesError([type(value).__name__], is_batch=False)
+        raise not_batches([type(value).__name__])
 
 
 RowOperation = Callable[[Mapping[str, Any]], dict[str, Any]]

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from verl_protocol.arguments import check_tensordict
 from verl_protocol.batch.metadata import copy_meta
 from verl_protocol.batch.proto import DataProto
 from verl_protocol.columns.objects import object_column, rows_of, set_stack
-from verl_protocol.errors import LoneTensorDictError, NotATensorDictError, NothingToConcatError
+from verl_protocol.errors import InvalidTypeError, NothingToConcatError
 from verl_protocol.kinds import is_tensordict
 
 if TYPE_CHECKING:
@@ -26,25 +27,24 @@ def checked_tensordict(argument: str, value: Any) -> TensorDict:
     """`value`, if it is a TensorDict.
 
     Raises:
-        NotATensorDictError: it is something else.
+        InvalidTypeError: it is something else.
     """
-    if not is_tensordict(value):
-        raise NotATensorDictError(argument, value)
+    check_tensordict(argument, value)
     tensordict: TensorDict = value
     return tensordict
 
 
-def checked_parts(data: Sequence[Any]) -> list[TensorDict]:
+def checked_parts(data: Any) -> list[TensorDict]:
     """A list of TensorDicts, at least one.
 
     Raises:
         NothingToConcatError: an empty list.
-        LoneTensorDictError, NotATensorDictError: no list of them.
+        InvalidTypeError: no list of them.
     """
     if is_tensordict(data):
-        raise LoneTensorDictError
+        raise InvalidTypeError("data must be a list of TensorDicts, got one TensorDict; put it in a list")
     if not isinstance(data, Iterable):
-        raise NotATensorDictError("each part", data)
+        check_tensordict("each part", data)
     parts = [checked_tensordict(f"data[{place}]", part) for place, part in enumerate(data)]
     if not parts:
         raise NothingToConcatError
@@ -134,7 +134,7 @@ def split_tensordict(tensordict: TensorDict, chunks: int, uneven: bool) -> list[
     """`chunks` parts of the rows, in order; of equal size unless `uneven`.
 
     Raises:
-        UnevenChunksError: the rows do not divide by `chunks`.
+        UnevenRowsError: the rows do not divide by `chunks`.
     """
     pieces = as_batch(tensordict).chunk(chunks, uneven=uneven)
     return [as_tensordict(piece, tensordict) for piece in pieces]

@@ -9,21 +9,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from verl_protocol.arguments import mapping
 from verl_protocol.columns import dense, jagged, objects, ops
 from verl_protocol.errors import (
-    ColumnMismatchError,
-    ColumnTypeError,
-    DeviceMixError,
-    KeyCollisionError,
-    KeyTypeError,
-    MissingColumnsError,
-    NotADictError,
+    ColumnError,
+    InvalidTypeError,
+    KeyConflictError,
     NothingToConcatError,
-    RaggedDimError,
-    RaggedRowsError,
     RowCountError,
-    ScalarColumnError,
-    StridedNestedError,
+    SchemaError,
+    different_row_counts,
+    of_places,
+    short,
 )
 from verl_protocol.kinds import is_jagged, is_tensordict
 
@@ -32,8 +29,8 @@ def tensor_columns(tensors: Mapping[str, Any] | None) -> dict[str, torch.Tensor]
     """`tensors` as a dict of its own.
 
     Raises:
-        ColumnTypeError, ScalarColumnError, StridedNestedError: a value that has no rows, by its key.
-        DeviceMixError: tensors on several devices.
+        ColumnError: a value that has no rows, by its key.
+        ColumnError: tensors on several devices.
     """
     checked = {key: _tensor_column(key, value) for key, value in checked_dict("tensors", tensors).items()}
     check_devices(checked)
@@ -44,51 +41,85 @@ def checked_dict(argument: str, given: Any) -> Mapping[str, Any]:
     """`given`, or an empty dict for None.
 
     Raises:
-        NotADictError, KeyTypeError: it is no dict whose keys can name columns.
+        InvalidTypeError: it is no dict whose keys can name columns.
     """
     if given is None:
         return {}
-    if not isinstance(given, Mapping):
-        raise NotADictError(argument, given)
-    if odd := [key for key in given if not isinstance(key, str)]:
-        raise KeyTypeError(odd[0])
-    return given
+    check_keys(mapping(argument, given))
+    checked: Mapping[str, Any] = given
+    return checked
+
+
+def check_keys(keys: Iterable[Any], allowed: tuple[type, ...] = (str,)) -> None:
+    """Check that all keys can name columns.
+
+    Raises:
+        InvalidTypeError: one cannot.
+    """
+    for key in keys:
+        if not isinstance(key, allowed):
+            raise InvalidTypeError(f"columns are named by a string or several strings, got {short(key)}")
+
+
+def check_disjoint(first: Iterable[str], second: Iterable[str], what: str) -> None:
+    """Check that no key names two things, which `what` says.
+
+    Raises:
+        KeyConflictError: one does.
+    """
+    if common := sorted(set(first) & set(second)):
+        raise KeyConflictError(f"{common} cannot name both {what}")
 
 
 def check_devices(tensors: Mapping[str, Any]) -> None:
     """Check that all tensors are on one device.
 
     Raises:
-        DeviceMixError: they are not.
+        ColumnError: they are not.
     """
     devices = {key: str(column.device) for key, column in tensors.items() if isinstance(column, torch.Tensor)}
     if len(set(devices.values())) > 1:
-        raise DeviceMixError(devices)
+        listed = ", ".join(f"{key!r} on {device}" for key, device in devices.items())
+        raise ColumnError(f"all columns of a batch must be on one device: {listed}")
 
 
 def _tensor_column(key: str, value: Any) -> Any:
     if is_tensordict(value):
         return value
     if not isinstance(value, torch.Tensor):
-        raise ColumnTypeError(
-            key, value, "a tensor column must be a torch.Tensor; other rows go to non_tensors"
-        )
+        raise no_column(key, value, "a tensor column must be a torch.Tensor; other rows go to non_tensors")
     if is_jagged(value):
         return value
     if value.is_nested:
-        raise StridedNestedError(key)
+        raise jagged.not_jagged(f"column {key!r}")
     if value.layout is not torch.strided:
-        raise ColumnTypeError(key, value, f"rows of layout {value.layout} cannot be cut; use a dense tensor")
-    if value.ndim == 0:
-        raise ScalarColumnError(key)
+        raise no_column(key, value, f"rows of layout {value.layout} cannot be cut; use a dense tensor")
+    check_has_rows(key, value)
     return value
+
+
+def no_column(key: str, value: object, reason: str) -> ColumnError:
+    """The error about a value that cannot be a column."""
+    return ColumnError(f"column {key!r}: {reason} (got {type(value).__name__})")
+
+
+def check_has_rows(key: str, column: Any) -> None:
+    """Check that a tensor or array has a dimension for rows.
+
+    Raises:
+        ColumnError: it has none.
+    """
+    if column.ndim == 0:
+        raise ColumnError(
+            f"column {key!r} has no dimensions, so it has no rows; one value for all goes to meta_info"
+        )
 
 
 def array_columns(non_tensors: Mapping[str, Any] | None) -> dict[str, NDArray[Any]]:
     """`non_tensors` as arrays in a dict of its own; a list becomes a 1-D column of the very objects in it.
 
     Raises:
-        ColumnTypeError, ScalarColumnError: a value that has no rows, by its key.
+        ColumnError: a value that has no rows, by its key.
     """
     given = checked_dict("non_tensors", non_tensors)
     return {key: array_column(key, value) for key, value in given.items()}
@@ -97,16 +128,18 @@ def array_columns(non_tensors: Mapping[str, Any] | None) -> dict[str, NDArray[An
 def array_column(key: str, value: Any) -> NDArray[Any]:
     """One non-tensor column: an array as it is, a list or other sequence as a 1-D array of objects."""
     if isinstance(value, np.ndarray):
-        if value.ndim == 0:
-            raise ScalarColumnError(key)
+        check_has_rows(key, value)
         return value
     if isinstance(value, (str, bytes)):
-        raise ColumnTypeError(key, value, "a string is not a column; wrap it in a list, one entry per row")
+        raise no_column(key, value, "a string is not a column; wrap it in a list, one entry per row")
     if isinstance(value, torch.Tensor):
-        raise ColumnTypeError(key, value, "a tensor is no non-tensor column; hand it in under tensors")
+        raise no_column(key, value, "a tensor is no non-tensor column; hand it in under tensors")
     if not isinstance(value, Sequence):
-        raise ColumnTypeError(key, value, "a column is a list or an array with one entry per row")
+        raise no_column(key, value, "a column is a list or an array with one entry per row")
     return objects.object_column(value)
+
+
+TWO_KINDS = "a tensor column and a non-tensor column"
 
 
 def check_columns(
@@ -118,17 +151,18 @@ def check_columns(
         num_rows: the number of rows that is known beforehand.
 
     Raises:
-        KeyCollisionError: a key names a tensor and a non-tensor column.
+        KeyConflictError: a key names a tensor and a non-tensor column.
         RowCountError: the numbers of rows differ.
     """
-    if common := sorted(set(tensors) & set(non_tensors)):
-        raise KeyCollisionError(common, "a tensor column and a non-tensor column")
+    check_disjoint(tensors, non_tensors, TWO_KINDS)
     counts = {
         key: ops.num_rows(column) for columns in (tensors, non_tensors) for key, column in columns.items()
     }
     found = set(counts.values()) | ({num_rows} if num_rows is not None else set())
     if len(found) > 1:
-        raise RowCountError(counts if num_rows is None else {"batch": num_rows, **counts})
+        raise RowCountError(
+            different_row_counts(counts if num_rows is None else {"batch": num_rows, **counts})
+        )
     return found.pop() if found else 0
 
 
@@ -158,25 +192,31 @@ def column_of_tensors(
 
     Raises:
         NothingToConcatError: no rows.
-        ColumnTypeError, ColumnMismatchError: rows that are no tensors, or of different dtypes.
-        RaggedDimError: rows do not have that dimension.
-        RaggedRowsError: rows differ in another dimension.
+        ColumnError, SchemaError: rows that are no tensors, or of different dtypes.
+        ColumnError: rows do not have that dimension.
+        ColumnError: rows differ in another dimension.
     """
     if not row_tensors:
         raise NothingToConcatError
     for row, tensor in enumerate(row_tensors):
         if not isinstance(tensor, torch.Tensor) and not is_tensordict(tensor):
-            raise ColumnTypeError(key, tensor, f"row {row} is no tensor")
+            raise no_column(key, tensor, f"row {row} is no tensor")
         if tensor.dtype != row_tensors[0].dtype:
             found: dict[int | str, object] = {"row 0": row_tensors[0].dtype, f"row {row}": tensor.dtype}
-            raise ColumnMismatchError(key, "dtype", found)
+            raise _differing(key, "dtype", found)
     shapes = [tuple(tensor.shape) for tensor in row_tensors]
     num_dims = len(shapes[0])
     dim = num_dims if ragged_dim == "last" else ragged_dim
     if dim is not None and not 1 <= dim <= num_dims:
-        raise RaggedDimError(key, dim, num_dims)
+        raise ColumnError(
+            f"the ragged dimension of {key!r} counts from 1 (a row's first) to {num_dims} (its last), "
+            f"got {short(dim)}"
+        )
     if len(set(map(len, shapes))) > 1 or len({_fixed_sizes(shape, dim) for shape in shapes}) > 1:
-        raise RaggedRowsError(key, shapes)
+        raise ColumnError(
+            f"rows of {key!r} have different shapes: {sorted(set(shapes))}; declare ragged={{{key!r}}} for "
+            "a jagged column, or pad them"
+        )
     return torch.stack(list(row_tensors)) if dim is None else jagged_of(row_tensors, dim)
 
 
@@ -206,16 +246,35 @@ def check_schema(parts: Sequence[Part], kind: str, padded: frozenset[str] = froz
         padded: tensor columns whose widths may differ.
 
     Raises:
-        MissingColumnsError: parts have different columns.
-        ColumnMismatchError: a column has not the same type, dtype, device or row shape everywhere.
+        SchemaError: parts have different columns.
+        SchemaError: a column has not the same type, dtype, device or row shape everywhere.
     """
     keys = {place: set(columns) for place, columns in parts}
     everywhere = set.intersection(*keys.values())
     if any(found != everywhere for found in keys.values()):
-        raise MissingColumnsError(kind, {place: sorted(map(str, found)) for place, found in keys.items()})
+        raise missing_columns(kind, {place: sorted(map(str, found)) for place, found in keys.items()})
     for key in parts[0][1]:
         if key in padded or not _plainly_alike([columns[key] for _, columns in parts]):
             _check_column(key, [(place, columns[key]) for place, columns in parts], key in padded)
+
+
+def missing_columns(kind: str, keys: Mapping[int | str, Sequence[str]]) -> SchemaError:
+    """The error about parts (or whatever the words say) that do not have the same columns of one kind."""
+    everywhere = set.intersection(*(set(found) for found in keys.values()))
+    extra = {where: [key for key in found if key not in everywhere] for where, found in keys.items()}
+    nothing = "none of these" if everywhere else f"no {kind}"
+    listed = ", ".join(f"{where} has {found or nothing}" for where, found in of_places(extra).items())
+    shared = f" besides {sorted(everywhere)}" if everywhere else ""
+    return SchemaError(f"parts differ in their {kind}{shared}: {listed}")
+
+
+def _differing(key: str, what: str, found: Mapping[int | str, object]) -> SchemaError:
+    """The error about a column that is of another kind in another part."""
+    listed = ", ".join(f"{where} has {value}" for where, value in of_places(found).items())
+    dims = {len(shape) for shape in found.values() if isinstance(shape, tuple)}
+    widens = what == "row shape" and len(dims) == 1
+    way_out = f"; concat(..., pad={{{key!r}: 0}}) widens shorter rows" if widens else ""
+    return SchemaError(f"column {key!r} differs in its {what}: {listed}{way_out}")
 
 
 def _plainly_alike(column: Sequence[Any]) -> bool:
@@ -246,9 +305,7 @@ def _check_column(key: str, column: Sequence[tuple[int, Any]], padded: bool) -> 
             differing.discard("kind")
         if differing:
             name = min(differing, key=[*expected, *found].index)
-            raise ColumnMismatchError(
-                key, name, {first_place: _shown(expected, name), place: _shown(found, name)}
-            )
+            raise _differing(key, name, {first_place: _shown(expected, name), place: _shown(found, name)})
 
 
 def _shown(facts: Mapping[str, Any], name: str) -> Any:
@@ -283,15 +340,13 @@ def key_list(keys: Keys) -> list[str]:
     """`keys` as a list without duplicates: a string is one key, None is no key.
 
     Raises:
-        KeyTypeError: something else than strings.
+        InvalidTypeError: something else than strings.
     """
     if keys is None:
         return []
     if isinstance(keys, str):
         return [keys]
-    if not isinstance(keys, Iterable):
-        raise KeyTypeError(keys)
-    named: list[Any] = list(keys)
-    if odd := [key for key in named if not isinstance(key, (str, tuple))]:
-        raise KeyTypeError(odd[0])
+    given: Any = keys
+    named: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    check_keys(named, (str, tuple))
     return list(dict.fromkeys(named))

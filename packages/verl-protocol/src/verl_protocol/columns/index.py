@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verl_protocol.errors import InvalidIndexError, MaskLengthError, RowOutOfRangeError
+from verl_protocol.errors import InvalidIndexError, RowOutOfRangeError
 
 RowIndex: TypeAlias = range | torch.Tensor
 """What row operations take: a range (a view) or an int64 CPU tensor (a copy), nothing negative."""
@@ -54,7 +54,7 @@ def normalise_index(index: IndexLike, num_rows: int) -> RowIndex:
 
     Raises:
         RowOutOfRangeError: a row is not in `[-num_rows, num_rows)`.
-        MaskLengthError: a boolean mask has not one entry per row.
+        InvalidIndexError: a boolean mask has not one entry per row.
         InvalidIndexError: the index has the wrong type or more than one dimension.
 
     >>> normalise_index(slice(1, None), 3)
@@ -158,7 +158,8 @@ def _checked_kind(rows: torch.Tensor, given: object) -> torch.Tensor:
 
 def _rows_of_mask(mask: torch.Tensor, num_rows: int) -> torch.Tensor:
     if mask.numel() != num_rows:
-        raise MaskLengthError(mask.numel(), num_rows)
+        reason = f"the mask has {mask.numel()} entries for {num_rows} rows: it needs one per row"
+        raise InvalidIndexError(mask, reason)
     return mask.nonzero().flatten()
 
 

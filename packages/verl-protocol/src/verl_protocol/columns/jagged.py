@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from verl_protocol.columns.dense import concat_dense, gather, numpy_reads, of_dtype, same_bits
+from verl_protocol.errors import ColumnError, SchemaError
 
 
 class JaggedParts(NamedTuple):
@@ -34,6 +35,14 @@ class JaggedParts(NamedTuple):
     def row_lengths(self) -> torch.Tensor:
         """How many entries each row has along the ragged dimension."""
         return self.offsets.diff() if self.lengths is None else self.lengths
+
+
+def not_jagged(what: str) -> ColumnError:
+    """The error about a nested tensor of the strided layout, whose rows cannot be found without a loop."""
+    return ColumnError(
+        f"{what} is a nested tensor of the strided layout; build it with layout=torch.jagged "
+        "(for example torch.nested.as_nested_tensor(rows, layout=torch.jagged))"
+    )
 
 
 def jagged_parts(tensor: torch.Tensor) -> JaggedParts:
@@ -162,7 +171,8 @@ def concat_jagged(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     parts = [compact_parts(tensor) for tensor in tensors]
     dim = parts[0].dim
     if any(part.dim != dim for part in parts):
-        raise ValueError(f"cannot concatenate jagged tensors with ragged dims {[part.dim for part in parts]}")
+        dims = [part.dim for part in parts]
+        raise SchemaError(f"cannot concatenate jagged tensors with ragged dims {dims}")
     values = concat_dense([part.values for part in parts], dim - 1)
     lengths = torch.cat([part.offsets.diff() for part in parts]).to(parts[0].offsets.dtype)
     return build_jagged(values, offsets_of(lengths), dim)

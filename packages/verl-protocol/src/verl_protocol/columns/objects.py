@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from verl_protocol.errors import ColumnError
 from verl_protocol.kinds import is_tensordict
 
 
@@ -32,7 +33,7 @@ def map_rows(value: Any, num_rows: int, operation: Callable[[Any], Any]) -> Any:
     if isinstance(value, NonTensorData):
         return NonTensorData(value.data, batch_size=[num_rows, *value.batch_size[1:]])
     if not is_tensordict(value):
-        raise TypeError(f"a column cannot be a {type(value).__name__}")
+        raise ColumnError(f"a column cannot be a {type(value).__name__}")
     return _rebuild(value, num_rows, {key: operation(entry) for key, entry in value.items()})
 
 

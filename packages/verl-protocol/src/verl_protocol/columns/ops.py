@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from verl_protocol.columns import dense, jagged, objects
 from verl_protocol.columns.index import RowIndex, normalise_index
-from verl_protocol.errors import StridedNestedError
 from verl_protocol.kinds import is_jagged
 
 __all__ = [
@@ -45,11 +44,11 @@ def num_rows(column: Any) -> int:
     """The number of rows of a column.
 
     Raises:
-        StridedNestedError: a nested tensor of the strided layout.
+        ColumnError: a nested tensor of the strided layout.
     """
     if isinstance(column, torch.Tensor) and column.is_nested:
         if not is_jagged(column):
-            raise StridedNestedError
+            raise jagged.not_jagged("a column")
         return jagged.num_jagged_rows(column)
     return int(column.shape[0])
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_protocol.arguments import flag, whole_number
-from verl_protocol.errors import UnequalPartsError, WeightsError
+from verl_protocol.errors import InvalidValueError, UnevenRowsError
 from verl_protocol.kinds import is_tensor
 
 
@@ -26,6 +26,16 @@ def even_sizes(num_rows: int, num_parts: SupportsIndex) -> list[int]:
     parts = whole_number("num_parts", num_parts, 1)
     least, larger = divmod(whole_number("num_rows", num_rows, 0), parts)
     return [least + 1] * larger + [least] * (parts - larger)
+
+
+def uneven_chunks(num_rows: int, chunks: int) -> UnevenRowsError:
+    """The error about rows that do not divide into equal chunks."""
+    return UnevenRowsError(
+        f"{num_rows} rows cannot be cut into {chunks} equal chunks (only support equal chunk); use "
+        f"chunk({chunks}, uneven=True), pad_dataproto_to_divisor(data, {chunks}), or auto_padding=True",
+        num_rows,
+        chunks,
+    )
 
 
 def boundaries(sizes: Sequence[int]) -> list[int]:
@@ -71,8 +81,8 @@ def balanced_partition(weights: Any, num_parts: SupportsIndex, equal_size: bool 
         weights: one finite number of at least 0 per row, for example its tokens (list, array or tensor).
 
     Raises:
-        WeightsError: weights that are not 1-D, finite and at least 0.
-        UnequalPartsError: `equal_size`, and the rows do not divide by `num_parts`.
+        InvalidValueError: weights that are not 1-D, finite and at least 0.
+        UnevenRowsError: `equal_size`, and the rows do not divide by `num_parts`.
 
     >>> balanced_partition([5, 1, 4, 2], 2).parts
     ((0, 1), (2, 3))
@@ -80,11 +90,19 @@ def balanced_partition(weights: Any, num_parts: SupportsIndex, equal_size: bool 
     values = _checked_weights(weights)
     num_parts = whole_number("num_parts", num_parts, 1)
     if flag("equal_size", equal_size) and len(values) % num_parts:
-        raise UnequalPartsError(len(values), num_parts)
+        raise UnevenRowsError(
+            f"{len(values)} rows cannot be spread over {num_parts} parts of equal size; pad them to a "
+            f"multiple of {num_parts}, or allow sizes to differ",
+            len(values),
+            num_parts,
+        )
     groups = _differencing(values.tolist(), num_parts, equal_size)
     # Part order follows the rows, so that equal weights leave the rows where they are as far as possible.
     ordered = sorted((sorted(group) for group in groups), key=lambda rows: (not rows, rows))
     return Partition(tuple(tuple(rows) for rows in ordered))
+
+
+_NO_WEIGHTS = "cannot balance rows by these weights"
 
 
 def _checked_weights(weights: Any) -> NDArray[np.float64]:
@@ -93,11 +111,11 @@ def _checked_weights(weights: Any) -> NDArray[np.float64]:
     try:
         values = np.asarray(weights, dtype=np.float64)
     except (TypeError, ValueError):
-        raise WeightsError("they are not all numbers") from None
+        raise InvalidValueError(f"{_NO_WEIGHTS}: they are not all numbers") from None
     if values.ndim != 1:
-        raise WeightsError(f"they have {values.ndim} dimensions, not 1")
+        raise InvalidValueError(f"{_NO_WEIGHTS}: they have {values.ndim} dimensions, not 1")
     if not np.isfinite(values).all() or (values < 0).any():
-        raise WeightsError("not all of them are finite and at least 0")
+        raise InvalidValueError(f"{_NO_WEIGHTS}: not all of them are finite and at least 0")
     return values
 
 

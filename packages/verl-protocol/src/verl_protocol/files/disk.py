@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 from verl_protocol.arguments import flag
-from verl_protocol.errors import PortableError
-from verl_protocol.files.safetensors import Entry, FileFormatError, MappedFile, write_file
-from verl_protocol.files.values import PickleRefusedError, Reader, Writer
-from verl_protocol.wire.buffers import UnknownDtypeError
+from verl_protocol.errors import FileFormatError, InvalidValueError, PickleRefusedError, UnknownDtypeError
+from verl_protocol.files.safetensors import Entry, MappedFile, write_file
+from verl_protocol.files.values import Reader, Writer
 
 T = TypeVar("T")
 
@@ -26,15 +25,6 @@ _MAX_HEADER_BYTES = 16 * 2**20
 """A longer description is an entry of its own: safetensors limits its header to 100 MB."""
 
 
-class EndlessValueError(PortableError, ValueError):
-    """A value that JSON cannot describe, as it would have no end."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the batch cannot be saved: a dict or list in it holds itself, or is nested too deeply"
-        )
-
-
 _PLACES = {"class": "the class", "private": "attributes"}
 """What parts are called in errors, where the user does not know them by their name in the file."""
 
@@ -43,15 +33,17 @@ def write_parts(filepath: str | os.PathLike[str], parts: Mapping[str, Any], allo
     """Write named values to a safetensors file, which takes the place of an older one once it is complete.
 
     Raises:
-        PickleNeededError: a value needs a pickle, and that is not allowed; nothing was written.
-        EndlessValueError: a value holds itself; nothing was written.
+        PickleRefusedError: a value needs a pickle, and that is not allowed; nothing was written.
+        InvalidValueError: a value holds itself; nothing was written.
     """
     writer = Writer(flag("allow_pickle", allow_pickle))
     try:
         encoded = {name: writer.encode(part, _PLACES.get(name, name)) for name, part in parts.items()}
         document = json.dumps(encoded)
     except RecursionError:
-        raise EndlessValueError from None
+        raise InvalidValueError(
+            "the batch cannot be saved: a dict or list in it holds itself, or is nested too deeply"
+        ) from None
     metadata = {"format": _FORMAT, "version": FILE_VERSION}
     if len(document) <= _MAX_HEADER_BYTES:
         metadata["document"] = document

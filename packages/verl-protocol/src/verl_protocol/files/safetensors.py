@@ -19,7 +19,7 @@ from typing import IO, Any, Self
 
 import torch
 
-from verl_protocol.errors import PortableError
+from verl_protocol.errors import FileFormatError
 from verl_protocol.wire.buffers import Bytes
 
 _NAMES: dict[torch.dtype, str] = {
@@ -35,13 +35,6 @@ _NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
 }
 _HEADER_ALIGNMENT = 64
-
-
-class FileFormatError(PortableError, ValueError):
-    """A file that is none of ours, is damaged, or is in a format of another release."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"cannot load {path!r}: {reason}")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from verl_protocol.columns.jagged import jagged_parts
-from verl_protocol.errors import PortableError
+from verl_protocol.errors import PickleRefusedError
 from verl_protocol.files.safetensors import Entry, MappedFile
 from verl_protocol.kinds import is_jagged, is_tensordict
 from verl_protocol.wire.arrays import restore_objects
@@ -37,26 +37,6 @@ _TENSOR_CLASSES = frozenset(["Tensor", "Parameter", "MemoryMappedTensor"])
 _JSON = frozenset([type(None), bool, int, float, str])
 
 
-class PickleNeededError(PortableError, TypeError):
-    """A value that only pickle can write, in a file for which pickle was not allowed."""
-
-    def __init__(self, place: str, value: object) -> None:
-        super().__init__(
-            f"{place} holds a {type(value).__module__}.{type(value).__qualname__}, which can only be saved "
-            "as a pickle; convert it to plain values, or pass allow_pickle=True (to load_from_disk as well)"
-        )
-
-
-class PickleRefusedError(PortableError, ValueError):
-    """A pickled value in a file that is loaded without leave to run its code."""
-
-    def __init__(self, path: str, place: str) -> None:
-        super().__init__(
-            f"{path!r} holds a pickle in {place}, and loading a pickle can run any code; if you trust the "
-            "file, pass allow_pickle=True to load_from_disk"
-        )
-
-
 class Writer:
     """Encodes values, and gathers the tensors that it finds inside them."""
 
@@ -68,7 +48,7 @@ class Writer:
         """The JSON form of `value`, which is at `place` in the batch.
 
         Raises:
-            PickleNeededError: only pickle can write it, and that is not allowed.
+            PickleRefusedError: only pickle can write it, and that is not allowed.
         """
         kind = type(value)
         if kind in _JSON:
@@ -136,7 +116,11 @@ class Writer:
 
     def _pickled(self, value: Any, place: str) -> dict[str, Any]:
         if not self._allow_pickle:
-            raise PickleNeededError(place, value)
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise PickleRefusedError(
+                f"{place} holds a {kind}, which can only be saved as a pickle; convert it to plain values, "
+                "or pass allow_pickle=True (to load_from_disk as well)"
+            )
         data = np.frombuffer(pickle.dumps(value, 5), np.uint8)
         return {"pickle": {"entry": self._add(place, Entry(torch.uint8, (data.size,), data)), "place": place}}
 
@@ -203,5 +187,8 @@ class Reader:
 
     def _pickle(self, form: dict[str, Any]) -> Any:
         if not self._allow_pickle:
-            raise PickleRefusedError(self._file.path, form["place"])
+            raise PickleRefusedError(
+                f"{self._file.path!r} holds a pickle in {form['place']}, and loading a pickle can run any "
+                "code; if you trust the file, pass allow_pickle=True to load_from_disk"
+            )
         return pickle.loads(self._bytes(form["entry"]).numpy().data)

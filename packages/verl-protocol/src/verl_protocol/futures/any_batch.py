@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from verl_protocol.errors import NothingToConcatError, PortableError
+from verl_protocol.errors import InvalidTypeError, NothingToConcatError
 from verl_protocol.kinds import is_tensordict
 
 if TYPE_CHECKING:
@@ -52,16 +52,14 @@ Fetch: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 """Gives the values of many parts at once, in order."""
 
 
-class NotABatchError(PortableError, TypeError):
-    """A value, or a list of values, of which no batch can be made."""
-
-    def __init__(self, verb: str, value: object) -> None:
-        kinds = [type(part).__name__ for part in value] if isinstance(value, (list, tuple)) else None
-        found = type(value).__name__ if kinds is None else f"a {type(value).__name__} of {_counted(kinds)}"
-        super().__init__(
-            f"cannot {verb} {found}: it takes a DataProto, a TensorDict or a DataProtoFuture to chunk, and "
-            "a list of one kind of them to concatenate"
-        )
+def _no_batch(verb: str, value: object) -> InvalidTypeError:
+    """The error about a value, or a list of values, of which no batch can be made."""
+    kinds = [type(part).__name__ for part in value] if isinstance(value, (list, tuple)) else None
+    found = type(value).__name__ if kinds is None else f"a {type(value).__name__} of {_counted(kinds)}"
+    return InvalidTypeError(
+        f"cannot {verb} {found}: it takes a DataProto, a TensorDict or a DataProtoFuture to chunk, and a "
+        "list of one kind of them to concatenate"
+    )
 
 
 def _counted(kinds: Sequence[str]) -> str:
@@ -107,12 +105,12 @@ class BatchData:
         """`chunks` parts of the rows, in order; of equal size unless `uneven`.
 
         Raises:
-            NotABatchError: this has no rows to split.
-            UnevenChunksError: the rows do not divide by `chunks`.
+            InvalidTypeError: this has no rows to split.
+            UnevenRowsError: the rows do not divide by `chunks`.
         """
         kind = _kind_of(self.data)
         if kind is None:
-            raise NotABatchError("chunk", self.data)
+            raise _no_batch("chunk", self.data)
         if kind != "TensorDict":
             parts: list[Any] = self.data.chunk(chunks, uneven=uneven)
             return parts
@@ -124,13 +122,13 @@ class BatchData:
         """The rows of all parts; entries without rows must agree, and metrics become flat lists.
 
         Raises:
-            NotABatchError: these are no parts of one kind.
+            InvalidTypeError: these are no parts of one kind.
         """
         parts = self.data
         if isinstance(parts, (list, tuple)) and not parts:
             raise NothingToConcatError
         if not self.is_concatable:
-            raise NotABatchError("concatenate", parts)
+            raise _no_batch("concatenate", parts)
         return concat_parts(parts)
 
 
@@ -148,12 +146,12 @@ def num_rows_of(batch: Any) -> int:
     """The number of rows of a DataProto or TensorDict.
 
     Raises:
-        NotABatchError: it is neither.
+        InvalidTypeError: it is neither.
     """
     if is_proto(batch):
         return len(batch)
     if not is_tensordict(batch):
-        raise NotABatchError("count the rows of", batch)
+        raise _no_batch("count the rows of", batch)
     return int((*batch.batch_size, 0)[0])
 
 

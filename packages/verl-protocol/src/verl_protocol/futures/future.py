@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from verl_protocol.arguments import flag, whole_number
-from verl_protocol.errors import NothingToConcatError, PortableError, UnevenChunksError
+from verl_protocol.errors import InvalidValueError, NothingToConcatError, RowCountError, UnevenRowsError
 from verl_protocol.futures.any_batch import (
     BatchData,
     BatchFuture,
@@ -39,20 +39,6 @@ else:
     B_co = TypeVar("B_co", covariant=True)
 
 
-class RowCountsError(PortableError, ValueError):
-    """Row counts that do not go with the parts."""
-
-    def __init__(self, num_parts: int, num_counts: int) -> None:
-        super().__init__(f"row_counts needs one entry per part: {num_parts} parts, {num_counts} counts")
-
-
-class PartRowsError(PortableError, ValueError):
-    """A part with fewer rows than was announced."""
-
-    def __init__(self, part: int, announced: int, found: int) -> None:
-        super().__init__(f"part {part} was announced with {announced} rows, but has {found}")
-
-
 _MOST_CUTS = 3
 """A repr shows so many of the cuts that were made, the last ones."""
 
@@ -74,7 +60,7 @@ class DataProtoFuture(BatchFuture, Generic[B_co]):
         row_aligned: whether `collect_fn` puts the parts' rows one after the other; None: if it is `concat`.
 
     Raises:
-        RowCountsError: not one row count per part.
+        InvalidValueError: not one row count per part.
 
     >>> import torch
     >>> from verl_protocol import DataProto
@@ -97,7 +83,8 @@ class DataProtoFuture(BatchFuture, Generic[B_co]):
         row_aligned: bool | None = None,
     ) -> None:
         if row_counts is not None and len(row_counts) != len(futures):
-            raise RowCountsError(len(futures), len(row_counts))
+            found = f"{len(futures)} parts, {len(row_counts)} counts"
+            raise InvalidValueError(f"row_counts needs one entry per part: {found}")
         if row_aligned is None:
             row_aligned = _is_concat(collect_fn)
         self.collect_fn = collect_fn
@@ -128,10 +115,10 @@ class DataProtoFuture(BatchFuture, Generic[B_co]):
         """`chunks` futures of consecutive rows, of this batch or of the chunk of it that this is.
 
         Whether the rows divide by `chunks` shows when a chunk is fetched: `get` then raises
-        UnevenChunksError, unless `uneven` or auto padding allows sizes that differ by one.
+        UnevenRowsError, unless `uneven` or auto padding allows sizes that differ by one.
 
         Raises:
-            InvalidCountError: `chunks` is less than 1.
+            InvalidValueError: `chunks` is less than 1.
         """
         count = whole_number("chunks", chunks, 1)
         return [self._cut(Cut(count, piece, flag("uneven", uneven))) for piece in range(count)]
@@ -151,7 +138,7 @@ class DataProtoFuture(BatchFuture, Generic[B_co]):
 
         Raises:
             TimeoutError: a part was not there in time.
-            UnevenChunksError: the rows do not divide by the number of chunks.
+            UnevenRowsError: the rows do not divide by the number of chunks.
         """
         deadline = Deadline(timeout)
         counts = values_of(self._known_counts(), deadline, fetch)
@@ -204,7 +191,7 @@ class DataProtoFuture(BatchFuture, Generic[B_co]):
             return None
         try:
             return span_of(self._cuts, sum(counts))
-        except UnevenChunksError:
+        except UnevenRowsError:
             # The batch itself may allow it: one with auto padding does.
             return None
 
@@ -231,8 +218,7 @@ class DataProtoFuture(BatchFuture, Generic[B_co]):
     def _piece(self, span: PartSpan, value: Any) -> Any:
         if isinstance(self.futures[span.part], DataProtoFuture):
             return value
-        if (found := num_rows_of(value)) < span.stop:
-            raise PartRowsError(span.part, span.stop, found)
+        _check_announced(span.part, span.stop, num_rows_of(value))
         return narrow_part(value, span.start, span.stop)
 
     def _of_whole(self, values: Sequence[Any], counts: Sequence[int]) -> B_co:
@@ -253,9 +239,14 @@ def _is_concat(collect_fn: object) -> bool:
 
 
 def _without_padding(part: int, value: Any, count: int) -> Any:
-    if (found := num_rows_of(value)) < count:
-        raise PartRowsError(part, count, found)
+    found = num_rows_of(value)
+    _check_announced(part, count, found)
     return narrow_part(value, 0, count) if found > count else value
+
+
+def _check_announced(part: int, announced: int, found: int) -> None:
+    if found < announced:
+        raise RowCountError(f"part {part} was announced with {announced} rows, but has {found}")
 
 
 def _cut_batch(batch: Any, cut: Cut | Rows) -> Any:

@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from verl_protocol.columns.partition import boundaries, even_sizes
-from verl_protocol.errors import PortableError, UnevenChunksError
+from verl_protocol.columns.partition import boundaries, even_sizes, uneven_chunks
+from verl_protocol.errors import InvalidTypeError
 from verl_protocol.futures.any_batch import BatchFuture, Fetch, is_batch, num_rows_of
 
 
@@ -38,14 +38,12 @@ Part: TypeAlias = SupportsResult | SupportsFuture | Any
 """A future, a reference that gives one, a batch that is there already, or a future of a batch."""
 
 
-class PartTypeError(PortableError, TypeError):
-    """A part that can be waited for in no known way."""
-
-    def __init__(self, part: object) -> None:
-        super().__init__(
-            f"a part of a DataProtoFuture must have result(timeout), or future() returning such, or be a "
-            f"batch; got {type(part).__name__}"
-        )
+def _no_part(part: object) -> InvalidTypeError:
+    """The error about a part that can be waited for in no known way."""
+    return InvalidTypeError(
+        "a part of a DataProtoFuture must have result(timeout), or future() returning such, or be a batch; "
+        f"got {type(part).__name__}"
+    )
 
 
 class Deadline:
@@ -65,7 +63,7 @@ def values_of(parts: Sequence[Part], deadline: Deadline, fetch: Fetch | None = N
 
     Raises:
         TimeoutError: one was not there in time.
-        PartTypeError: there is no way to wait for one.
+        InvalidTypeError: there is no way to wait for one.
     """
     distant = [part for part in parts if not is_near(part)] if fetch is not None else []
     fetched = iter(fetch(distant)) if fetch is not None and distant else iter(())
@@ -91,14 +89,14 @@ def wait_for(part: Part, deadline: Deadline, fetch: Fetch | None = None) -> Any:
         return part.result(deadline.left)
     if isinstance(part, SupportsFuture):
         return part.future().result(deadline.left)
-    raise PartTypeError(part)
+    raise _no_part(part)
 
 
 async def wait_async(part: Part) -> Any:
     """The value of a part, without blocking the event loop; giving up does not cancel the part itself.
 
     Raises:
-        PartTypeError: there is no way to wait for it.
+        InvalidTypeError: there is no way to wait for it.
     """
     if isinstance(part, BatchFuture):
         return await part.aget()
@@ -114,7 +112,7 @@ async def wait_async(part: Part) -> Any:
         return await asyncio.shield(part)
     if isinstance(part, SupportsResult):
         return await asyncio.to_thread(part.result)
-    raise PartTypeError(part)
+    raise _no_part(part)
 
 
 @dataclass(frozen=True)
@@ -148,10 +146,10 @@ class Cut:
         """Where the piece begins and ends among `num_rows` rows.
 
         Raises:
-            UnevenChunksError: the rows do not divide by the number of pieces.
+            UnevenRowsError: the rows do not divide by the number of pieces.
         """
         if num_rows % self.num_pieces and not self.uneven:
-            raise UnevenChunksError(num_rows, self.num_pieces)
+            raise uneven_chunks(num_rows, self.num_pieces)
         ends = boundaries(even_sizes(num_rows, self.num_pieces))
         return ends[self.piece], ends[self.piece + 1]
 

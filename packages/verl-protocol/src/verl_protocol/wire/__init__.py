@@ -15,15 +15,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from verl_protocol.errors import ReadOnlyWriteError, UnknownDtypeError, WireVersionError
 from verl_protocol.wire.buffers import (
     WIRE_VERSION,
     Readers,
-    UnknownDtypeError,
     VersionTag,
-    WireVersionError,
     ready_buffers,
 )
-from verl_protocol.wire.guard import ReadOnlyWriteError, check_unwritten, watch
+from verl_protocol.wire.guard import check_unwritten, watch
 from verl_protocol.wire.pickler import asking_pickler
 from verl_protocol.wire.walk import nbytes_of
 

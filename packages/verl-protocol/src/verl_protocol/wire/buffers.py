@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_protocol.errors import PortableError
+from verl_protocol.errors import WireVersionError
 
 Bytes: TypeAlias = NDArray[np.uint8]
 """Raw bytes as a 1-D numpy array."""
@@ -109,31 +109,11 @@ def as_array(data: Bytes, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray
     return data.view(dtype).reshape(shape)
 
 
-# --- The version that every payload begins with, and the errors about payloads of another release ---------
+# --- The version that every payload begins with ---------------------------------------------------------
 
 
 WIRE_VERSION = 3
 """The format that this release writes, and the only one that it reads."""
-
-
-class WireVersionError(PortableError, ValueError):
-    """A payload in a format that this release cannot read."""
-
-    def __init__(self, found: object) -> None:
-        super().__init__(
-            f"the payload is in wire format {found!r}, but verl-protocol {version('verl-protocol')} reads "
-            f"wire format {WIRE_VERSION}; write and read it with the same release"
-        )
-
-
-class UnknownDtypeError(PortableError, ValueError):
-    """A payload with a dtype that this release of torch does not have."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"the payload holds a tensor of dtype {name!r}, which torch {version('torch')} does not know; "
-            "load it with the release of torch that wrote it, or convert the column before sending"
-        )
 
 
 def checked_version(found: object) -> object:
@@ -143,7 +123,10 @@ def checked_version(found: object) -> object:
         WireVersionError: it does not.
     """
     if found != WIRE_VERSION:
-        raise WireVersionError(found)
+        raise WireVersionError(
+            f"the payload is in wire format {found!r}, but verl-protocol {version('verl-protocol')} reads "
+            f"wire format {WIRE_VERSION}; write and read it with the same release"
+        )
     return found
 
 

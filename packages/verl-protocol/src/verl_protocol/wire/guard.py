@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from verl_protocol.errors import PortableError
+from verl_protocol.errors import ReadOnlyWriteError
 from verl_protocol.kinds import is_tensor
 from verl_protocol.wire.walk import leaves
 
@@ -23,17 +23,6 @@ T = TypeVar("T")
 
 GUARD_ATTRIBUTE = "_verl_protocol_guard"
 """Name of the attribute by which read-only tensors are found; it never travels."""
-
-
-class ReadOnlyWriteError(PortableError, RuntimeError):
-    """An in-place write into a tensor that was handed out for reading only."""
-
-    def __init__(self, column: str) -> None:
-        self.column = column
-        super().__init__(
-            f"{column!r} was written to in place, but it was passed read-only: its memory is shared with "
-            "other readers, which now see the change too; write into a clone, or pass it without read_only"
-        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from verl_protocol.columns.dense import as_plain
 from verl_protocol.columns.jagged import build_jagged, jagged_parts, jagged_view
 from verl_protocol.columns.objects import build_tensordict, object_column
+from verl_protocol.errors import UnknownDtypeError
 from verl_protocol.kinds import is_jagged, is_tensordict
 from verl_protocol.wire.buffers import (
     Bytes,
     Part,
     Reduction,
-    UnknownDtypeError,
     incoming,
     outgoing,
     writable_view,
@@ -154,7 +154,10 @@ def dtype_named(name: str) -> torch.dtype:
     """
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise UnknownDtypeError(name)
+        raise UnknownDtypeError(
+            f"the payload holds a tensor of dtype {name!r}, which torch {torch.__version__} does not know; "
+            "load it with the release of torch that wrote it, or convert the column before sending"
+        )
     return dtype
 
 

@@ -76,7 +76,7 @@ def opened_batch(value: Any, readers: Readers) -> Any:
     """The batch itself, also where it came sealed.
 
     Raises:
-        NotABatchError: it is something else.
+        InvalidTypeError: it is something else.
     """
     made = opened(value, readers)
     num_rows_of(made)
