@@ -1,4 +1,4 @@
-"""Several roles in one process: views of one crew, routed by (role, method)."""
+"""Several roles in one process: views of one worker set, routed by (role, method)."""
 
 from __future__ import annotations
 

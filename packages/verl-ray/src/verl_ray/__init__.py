@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from verl_ray.calls.packing import parallel_put
     from verl_ray.errors import ResourceUnavailable
     from verl_ray.group.attach import destroy_detached
-    from verl_ray.group.crew import Death, Watch
     from verl_ray.group.group import RayWorkerGroup
+    from verl_ray.group.worker_set import Death, Watch
     from verl_ray.pools.placement import sort_placement_group_by_node_ip
     from verl_ray.pools.pool import (
         RayResourcePool,
@@ -59,14 +59,14 @@ __version__ = version("verl-ray")
 
 _HOMES = {
     "CallTimeout": "errors",
-    "Death": "group.crew",
+    "Death": "group.worker_set",
     "RayClassWithInitArgs": "worker.actor",
     "RayResourcePool": "pools.pool",
     "RayWorkerGroup": "group.group",
     "ResourcePoolManager": "pools.pool",
     "ResourceUnavailable": "errors",
     "SubRayResourcePool": "pools.pool",
-    "Watch": "group.crew",
+    "Watch": "group.worker_set",
     "WorkerGroupError": "errors",
     "create_colocated_worker_cls": "worker.actor",
     "create_colocated_worker_cls_fused": "worker.actor",

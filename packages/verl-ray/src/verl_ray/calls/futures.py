@@ -27,7 +27,7 @@ from verl_ray.wire.refs import get_answers, transport_of
 from verl_ray.wire.sealed import Arrived, SealedFuture, is_one_whole_part, opened
 
 if TYPE_CHECKING:
-    from verl_ray.group.crew import Crew
+    from verl_ray.group.worker_set import WorkerSet
 
 
 __all__ = [
@@ -52,20 +52,20 @@ class AnswerPart:
     copy that was sent elsewhere is a bare reference.
     """
 
-    __slots__ = ("_generation", "crew", "method", "rank", "ref", "unread")
+    __slots__ = ("_generation", "made_by", "method", "rank", "ref", "unread")
 
     def __init__(
         self,
         ref: Any,
         rank: int = 0,
-        crew: Crew | None = None,
+        made_by: WorkerSet | None = None,
         generation: int = 0,
         method: str = "",
         unread: tuple[AnswerPart, ...] = (),
     ) -> None:
         self.ref, self.rank, self.method, self.unread = ref, rank, method, unread
         # Keeps the workers alive until they have made it, also where their group has been dropped.
-        self.crew, self._generation = crew, generation
+        self.made_by, self._generation = made_by, generation
 
     @property
     def fresh_ref(self) -> Any:
@@ -74,8 +74,8 @@ class AnswerPart:
         Raises:
             StaleFutureError: the workers were restarted since.
         """
-        if self.crew is not None:
-            self.crew.check_generation(self.method, self._generation)
+        if self.made_by is not None:
+            self.made_by.check_generation(self.method, self._generation)
         return self.ref
 
     def result(self, timeout: float | None = None) -> Any:
@@ -88,7 +88,7 @@ class AnswerPart:
         return opened(fetch_answers([self], timeout)[0])
 
     def __await__(self) -> Any:
-        if self.crew is None:
+        if self.made_by is None:
             return self.ref.__await__()
         return asyncio.to_thread(self.result).__await__()
 
@@ -140,22 +140,22 @@ def _fetch(parts: Sequence[Any], timeout: float | None) -> list[Any]:
 
 def _explained(parts: Sequence[AnswerPart]) -> Exception | None:
     """The error of the first group known here that failed to make its parts."""
-    for crew in {id(part.crew): part.crew for part in parts if part.crew is not None}.values():
-        failure = _failure(crew, [part for part in parts if part.crew is crew])
+    for made_by in {id(part.made_by): part.made_by for part in parts if part.made_by is not None}.values():
+        failure = _failure(made_by, [part for part in parts if part.made_by is made_by])
         if failure is not None:
             return failure
     return None
 
 
-def _failure(crew: Crew, parts: Sequence[AnswerPart]) -> Exception | None:
+def _failure(made_by: WorkerSet, parts: Sequence[AnswerPart]) -> Exception | None:
     """The error of the call that failed among those that made these parts; None if they are fine by now."""
-    failed = survey([part.ref for part in parts], crew.grace_s).errors
+    failed = survey([part.ref for part in parts], made_by.grace_s).errors
     if not failed:
         return None
     method = parts[min(failed)].method
     call = [part for part in parts if part.method == method]
-    found = survey([part.ref for part in call], crew.grace_s)
-    return crew.failure(method, [part.rank for part in call], found, crew.generation)
+    found = survey([part.ref for part in call], made_by.grace_s)
+    return made_by.failure(method, [part.rank for part in call], found, made_by.generation)
 
 
 def _unread_beside(parts: Sequence[Any]) -> list[AnswerPart]:
@@ -165,7 +165,7 @@ def _unread_beside(parts: Sequence[Any]) -> list[AnswerPart]:
 
 
 def data_future(
-    crew: Crew, plan: CallPlan, pendings: Sequence[Pending], behind: Sequence[AnswerPart] = ()
+    made_by: WorkerSet, plan: CallPlan, pendings: Sequence[Pending], behind: Sequence[AnswerPart] = ()
 ) -> DataProtoFuture[Any]:
     """The future of a batch mode's result.
 
@@ -174,7 +174,7 @@ def data_future(
     """
 
     def part(pending: Pending, ref: Any, unread: tuple[AnswerPart, ...] = ()) -> AnswerPart:
-        return AnswerPart(ref, pending.rank, crew, pending.generation, plan.method, unread)
+        return AnswerPart(ref, pending.rank, made_by, pending.generation, plan.method, unread)
 
     by_rank = {pending.rank: pending for pending in pendings}
     answers = [by_rank.pop(rank) for rank in plan.fetched_ranks]

@@ -10,23 +10,25 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from verl_ray.errors import AttachError
-from verl_ray.group.crew import Crew
 from verl_ray.group.launch import kill
+from verl_ray.group.worker_set import WorkerSet
 from verl_ray.pools.cluster import ensure_ray_started
 from verl_ray.worker.host import WorkerReport
 
 __all__ = ["attach", "attach_by_handle", "attach_by_name", "destroy_detached"]
 
 
-def attach(group: str, names: Sequence[str] | None, handles: Sequence[Any] | None, timeout_s: float) -> Crew:
-    """A crew of running workers: by handle where handles are given, else by name."""
+def attach(
+    group: str, names: Sequence[str] | None, handles: Sequence[Any] | None, timeout_s: float
+) -> WorkerSet:
+    """Running workers: by handle where handles are given, else by name."""
     if handles is not None:
         return attach_by_handle(group, handles, timeout_s)
     return attach_by_name(group, names or (), timeout_s)
 
 
-def attach_by_name(group: str, names: Sequence[str], timeout_s: float) -> Crew:
-    """A crew of all workers of one group, in the order of the ranks they report.
+def attach_by_name(group: str, names: Sequence[str], timeout_s: float) -> WorkerSet:
+    """All workers of one group, in the order of the ranks they report.
 
     Raises:
         AttachError: a name is unknown, a rank is missing or comes twice, or a worker does not answer.
@@ -36,13 +38,13 @@ def attach_by_name(group: str, names: Sequence[str], timeout_s: float) -> Crew:
     reports = _reports(handles, names, timeout_s)
     _check_ranks(reports, names)
     order = sorted(range(len(names)), key=lambda index: reports[index].rank_info.rank)
-    return Crew.attached(
+    return WorkerSet.attached(
         group, [handles[i] for i in order], [names[i] for i in order], [reports[i] for i in order]
     )
 
 
-def attach_by_handle(group: str, handles: Sequence[Any], timeout_s: float) -> Crew:
-    """A crew of any workers in this order; a handle may come more than once.
+def attach_by_handle(group: str, handles: Sequence[Any], timeout_s: float) -> WorkerSet:
+    """Any workers, in this order; a handle may come more than once.
 
     Raises:
         AttachError: no handles, or a worker does not answer or was not started by a group.
@@ -53,7 +55,7 @@ def attach_by_handle(group: str, handles: Sequence[Any], timeout_s: float) -> Cr
         raise AttachError("worker_handles is empty", "give at least one")
     reports = _reports(handles, titles, timeout_s)
     names = [f"{group}_{index}" for index in range(len(handles))]
-    return Crew.attached(group, handles, names, reports)
+    return WorkerSet.attached(group, handles, names, reports)
 
 
 def destroy_detached(worker_names: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Carries out call plans on the workers of a crew: sends, waits, and tells failures apart.
+"""Carries out call plans on a set of workers: sends, waits, and tells failures apart.
 
 `ray.get` on a list ends at the first error by itself, so the wait costs nothing beyond it; only when it has
 failed is every rank asked, within a short grace, what became of its call.
@@ -26,7 +26,7 @@ from verl_ray.calls.failures import Survey, has_failed, survey
 from verl_ray.calls.futures import Pending, futures_of, learn_row_counts
 from verl_ray.calls.packing import Packer, store_shared
 from verl_ray.errors import OutOfReachError, TransportRefusedError
-from verl_ray.group.crew import Crew
+from verl_ray.group.worker_set import WorkerSet
 from verl_ray.wire.message import ONE_READER, Answer, Readers, count_rows
 from verl_ray.wire.refs import maker_of, transport_of
 from verl_ray.worker.actor import ANY_METHOD, direct_methods, roles_of, routes_of
@@ -53,13 +53,13 @@ class DirectPaths:
     """The direct transports of one group, or of the view of one role.
 
     Args:
-        crew: the workers.
+        worker_set: the workers.
         user_class: the class that they run.
         role: whose methods are called; None where the workers hold one class only.
     """
 
-    def __init__(self, crew: Crew, user_class: type, role: str | None) -> None:
-        self._crew = crew
+    def __init__(self, worker_set: WorkerSet, user_class: type, role: str | None) -> None:
+        self._worker_set = worker_set
         self._asked = direct_methods(user_class if role is None else roles_of(user_class)[role])
         self._open: set[tuple[str, int]] = set()
 
@@ -73,9 +73,9 @@ class DirectPaths:
             WorkerGroupError: they could not connect.
         """
         transport = self._asked.get(method)
-        if transport is None or (transport, self._crew.generation) in self._open:
+        if transport is None or (transport, self._worker_set.generation) in self._open:
             return transport
-        if not self._crew.owned:
+        if not self._worker_set.owned:
             raise TransportRefusedError(
                 method,
                 transport,
@@ -85,22 +85,22 @@ class DirectPaths:
         if transport != "nixl":
             with _connecting:
                 self._connect(method, transport)
-        self._open.add((transport, self._crew.generation))
+        self._open.add((transport, self._worker_set.generation))
         return transport
 
     def _connect(self, method: str, transport: str) -> None:
         from ray.experimental.collective import create_collective_group, get_collective_groups
 
-        handles = list(self._crew.handles)
+        handles = list(self._worker_set.handles)
         if get_collective_groups(handles, transport):
             return
         try:
             made = create_collective_group(handles, transport)
-            ray.get(_restoring(self._crew))
+            ray.get(_restoring(self._worker_set))
         except (RayError, RuntimeError, ValueError) as error:
             reason = f"the workers could not connect for tensor_transport={transport!r}: {error}"
-            raise WorkerGroupError(self._crew.name, method, reason=reason) from error
-        weakref.finalize(self._crew, _forget, made.name).atexit = False
+            raise WorkerGroupError(self._worker_set.name, method, reason=reason) from error
+        weakref.finalize(self._worker_set, _forget, made.name).atexit = False
 
     def is_own(self, method: str, ref: Any, rank: int) -> bool:
         """Whether the worker of this rank itself made, and still holds, what is behind a direct reference.
@@ -108,14 +108,14 @@ class DirectPaths:
         Raises:
             OutOfReachError: the tensors cannot get to that worker.
         """
-        transport, maker, handle = transport_of(ref), maker_of(ref), self._crew.handles[rank]
+        transport, maker, handle = transport_of(ref), maker_of(ref), self._worker_set.handles[rank]
         if transport is None:
             return False
         # Ray warns, maybe on a thread of its own, where a result also goes to the worker that made it. There
         # it is copied; and where warnings are errors, this one would end the driver.
         warnings.filterwarnings("ignore", message="RDT ObjectRef")
         if maker is None or not _reaches(maker, handle, transport):
-            raise OutOfReachError(f"method {method!r} of group {self._crew.name!r}", transport)
+            raise OutOfReachError(f"method {method!r} of group {self._worker_set.name!r}", transport)
         return bool(maker == handle)
 
 
@@ -127,11 +127,11 @@ def _reaches(maker: Any, handle: Any, transport: str) -> bool:
     return bool(get_collective_groups([maker, handle], transport))
 
 
-def _restoring(crew: Crew) -> list[Any]:
+def _restoring(worker_set: WorkerSet) -> list[Any]:
     """Ray has written its own meeting point over the group's."""
     return [
-        handle.__ray_call__.remote(_set_environment, rank_env(crew.rank_info(rank)))
-        for rank, handle in enumerate(crew.handles)
+        handle.__ray_call__.remote(_set_environment, rank_env(worker_set.rank_info(rank)))
+        for rank, handle in enumerate(worker_set.handles)
     ]
 
 
@@ -153,25 +153,25 @@ _NUMBERS = frozenset([type(None), bool, int, float, complex])
 
 
 class Executor:
-    """The calls of one group, or of the view of one role, on its crew.
+    """The calls of one group, or of the view of one role, on its workers.
 
     Args:
-        crew: the workers.
+        worker_set: the workers.
         user_class: the class that the workers run, of all roles.
         role: whose methods are called; None where the workers hold one class only.
     """
 
-    def __init__(self, crew: Crew, user_class: type, role: str | None) -> None:
-        self._crew, self._role = crew, role
+    def __init__(self, worker_set: WorkerSet, user_class: type, role: str | None) -> None:
+        self._worker_set, self._role = worker_set, role
         self._label = user_class.__name__
         self._routes = {route.method: route for route in routes_of(user_class) if route.role == role}
-        self._direct = DirectPaths(crew, user_class, role)
+        self._direct = DirectPaths(worker_set, user_class, role)
         self._remotes: dict[tuple[str, bool, str | None], list[Any]] = {}
         self._generation = -1
 
     def send(self, plan: CallPlan, options: CallOptions) -> list[Pending]:
         """Start every call of the plan; returns at once."""
-        self._crew.ready()
+        self._worker_set.ready()
         handed_on = options.blocking is False
         transport = self._direct.open(plan.method) if handed_on else None
         if options.blocking and options.timeout_s is None:
@@ -182,15 +182,15 @@ class Executor:
         # All are packed before any is sent: what cannot be packed shall reach no rank.
         given = self._packed(plan, handed_on, with_rows, transport)
         remotes = self._remotes_of(plan.method, with_rows, transport)
-        generation = self._crew.generation
+        generation = self._worker_set.generation
         pendings = []
         # All ranks get the calls of several threads in one order, or two calls could wait for each other.
-        with self._crew.sending:
+        with self._worker_set.sending:
             for call, arguments in zip(plan.calls, given, strict=True):
                 ref = remotes[call.rank].remote(*arguments)
                 value_ref, rows_ref = ref if with_rows else (ref, None)
                 if counts_rows and not with_rows:
-                    rows_ref = self._crew.handles[call.rank].__ray_call__.remote(count_rows, value_ref)
+                    rows_ref = self._worker_set.handles[call.rank].__ray_call__.remote(count_rows, value_ref)
                 pendings.append(Pending(call.rank, value_ref, rows_ref, generation))
         return pendings
 
@@ -231,8 +231,8 @@ class Executor:
 
     def _remotes_of(self, method: str, with_rows: bool, transport: str | None) -> list[Any]:
         """The method of each rank's handle; made once per generation, as that costs as much as the call."""
-        if self._generation != self._crew.generation:
-            self._generation, self._remotes = self._crew.generation, {}
+        if self._generation != self._worker_set.generation:
+            self._generation, self._remotes = self._worker_set.generation, {}
         found = self._remotes.get((method, with_rows, transport))
         if found is None:
             runner = self._routes[method].runner if method in self._routes else ANY_METHOD
@@ -242,7 +242,7 @@ class Executor:
             }
             if transport is not None:
                 options["tensor_transport"] = transport
-            found = [getattr(handle, runner).options(**options) for handle in self._crew.handles]
+            found = [getattr(handle, runner).options(**options) for handle in self._worker_set.handles]
             self._remotes[method, with_rows, transport] = found
         return found
 
@@ -296,11 +296,11 @@ class Executor:
             if not found.errors:
                 self._give_up(method, refs, found)
                 raise CallTimeout(
-                    self._crew.name, method, timeout_s, [ranks[i] for i in found.silent]
+                    self._worker_set.name, method, timeout_s, [ranks[i] for i in found.silent]
                 ) from None
         else:
-            found = survey(refs, self._crew.grace_s)
-        raise self._crew.failure(method, ranks, found, pendings[0].generation) from None
+            found = survey(refs, self._worker_set.grace_s)
+        raise self._worker_set.failure(method, ranks, found, pendings[0].generation) from None
 
     def _give_up(self, method: str, refs: Sequence[Any], found: Survey) -> None:
         """Stop async methods, which would hold their worker; others cannot be stopped."""

@@ -24,9 +24,9 @@ from verl_ray.calls.futures import AnswerPart, Pending, data_future, fetch_answe
 from verl_ray.calls.stale import refuse_retired
 from verl_ray.errors import NotTheOwnerError, UnknownKeywordError, UnknownRolesError, UnsupportedOptionError
 from verl_ray.group.attach import attach
-from verl_ray.group.crew import Crew, Death, Watch
 from verl_ray.group.executor import Executor
 from verl_ray.group.setup import GroupRequest, hire, random_prefix
+from verl_ray.group.worker_set import Death, Watch, WorkerSet
 from verl_ray.pools.pool import RayResourcePool
 from verl_ray.pools.spec import UnsaidStr
 from verl_ray.worker.actor import RayClassWithInitArgs, roles_of
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from verl_dispatch.methods.static import GP, A, D, G, Method, R
     from verl_dispatch.typed_modes import Ref
 
-__all__ = ["CrewGroup", "RayWorkerGroup", "await_unread", "still_open", "still_running", "unread_behind"]
+__all__ = ["RayWorkerGroup", "WorkerSetGroup", "await_unread", "still_open", "still_running", "unread_behind"]
 
 
 # --- Ranks whose answers nobody reads: their failures show all the same, also to a caller who only hands
@@ -97,8 +97,8 @@ def _late(parts: Sequence[AnswerPart], timeout_s: float) -> CallTimeout:
     """The error for the call whose answers are the first that are missing."""
     waiting = still_running(parts)
     first = (waiting or parts)[0]
-    ranks = [part.rank for part in waiting if part.crew is first.crew and part.method == first.method]
-    name = "" if first.crew is None else first.crew.name
+    ranks = [part.rank for part in waiting if part.made_by is first.made_by and part.method == first.method]
+    name = "" if first.made_by is None else first.made_by.name
     return CallTimeout(name, first.method, timeout_s, ranks)
 
 
@@ -115,25 +115,24 @@ def _answer_parts(parts: Sequence[Any]) -> Iterator[AnswerPart]:
             yield from _answer_parts(part.futures)
 
 
-# --- The calls of a group on Ray: what `verl_dispatch.WorkerGroup` asks of a backend, carried out on a
-#     crew
+# --- The calls of a group on Ray: what `verl_dispatch.WorkerGroup` asks of a backend ---------------------
 
 
 _HANDED_ON = DEFAULT_OPTIONS.changed(blocking=False)
 
 
-class CrewGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
-    """A worker group on a crew, or on one role of it; how the crew comes about is a subclass's business."""
+class WorkerSetGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
+    """A worker group on a set of workers, or on one role of it; a subclass says where the set comes from."""
 
-    _crew: Crew
+    _worker_set: WorkerSet
     _executor: Executor
     _known_generation: int
 
-    def _adopt(self, crew: Crew, user_class: type, role: str | None) -> None:
-        """Work on this crew: on all of each worker, or on one role of it."""
-        self._crew, self._known_generation = crew, crew.generation
-        self._executor = Executor(crew, user_class, role)
-        self._world_size = crew.world_size
+    def _adopt(self, worker_set: WorkerSet, user_class: type, role: str | None) -> None:
+        """Work on these workers: on all of each, or on one role of it."""
+        self._worker_set, self._known_generation = worker_set, worker_set.generation
+        self._executor = Executor(worker_set, user_class, role)
+        self._world_size = worker_set.world_size
         self._bind_worker_method(user_class if role is None else roles_of(user_class)[role])
 
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[ObjectRef[Any]]:
@@ -172,13 +171,13 @@ class CrewGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         return [by_rank[rank] for rank in plan.fetched_ranks]
 
     def _data_future(self, plan: CallPlan, pendings: Sequence[Pending]) -> DataProtoFuture:
-        return data_future(self._crew, plan, pendings, still_open(unread_behind(plan)))
+        return data_future(self._worker_set, plan, pendings, still_open(unread_behind(plan)))
 
     def _check_usable(self, method: str) -> None:
-        self._crew.check_usable(method)
-        if self._known_generation != self._crew.generation:
+        self._worker_set.check_usable(method)
+        if self._known_generation != self._worker_set.generation:
             # What earlier workers said about their meshes says nothing about these.
-            self._known_generation = self._crew.generation
+            self._known_generation = self._worker_set.generation
             self.forget_meshes()
 
 
@@ -188,7 +187,7 @@ class CrewGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
 V = TypeVar("V")
 
 
-class RayWorkerGroup(CrewGroup[GroupWorker]):
+class RayWorkerGroup(WorkerSetGroup[GroupWorker]):
     """One actor per slot of a pool, called as one object.
 
     All workers start at the same time, and the constructor returns when every worker's own constructor has.
@@ -283,8 +282,8 @@ class RayWorkerGroup(CrewGroup[GroupWorker]):
         self._template: RayClassWithInitArgs[Any] = ray_cls_with_init
         timeout_s = ray_wait_register_center_timeout
         if worker_names is not None or worker_handles is not None:
-            crew = attach(self.name_prefix, worker_names, worker_handles, timeout_s)
-            self._adopt(crew, ray_cls_with_init.user_class, None)
+            worker_set = attach(self.name_prefix, worker_names, worker_handles, timeout_s)
+            self._adopt(worker_set, ray_cls_with_init.user_class, None)
             return
         if resource_pool is None:
             expected = "a RayResourcePool, or worker_names or worker_handles"
@@ -310,11 +309,11 @@ class RayWorkerGroup(CrewGroup[GroupWorker]):
 
     def _start(self, wait: bool) -> None:
         try:
-            self._crew.start()
+            self._worker_set.start()
             if wait:
-                self._crew.ready()
+                self._worker_set.ready()
         except BaseException:
-            self._crew.close()
+            self._worker_set.close()
             raise
 
     # --- workers -------------------------------------------------------------------------------------------
@@ -350,28 +349,28 @@ class RayWorkerGroup(CrewGroup[GroupWorker]):
     @property
     def workers(self) -> list[Any]:
         """The actor handles in rank order: `h.method.remote(...)` reaches the worker's own method."""
-        self._crew.ready()
-        return list(self._crew.handles)
+        self._worker_set.ready()
+        return list(self._worker_set.handles)
 
     @property
     def worker_names(self) -> list[str]:
         """The actors' names in rank order."""
-        return list(self._crew.names)
+        return list(self._worker_set.names)
 
     @property
     def master_address(self) -> str:
         """Where the ranks meet for torch.distributed."""
-        return str(self._crew.rank_info(0).master_addr)
+        return str(self._worker_set.rank_info(0).master_addr)
 
     @property
     def master_port(self) -> str:
         """The port where the ranks meet."""
-        return str(self._crew.rank_info(0).master_port)
+        return str(self._worker_set.rank_info(0).master_port)
 
     @property
     def generation(self) -> int:
         """How many times the workers have been restarted."""
-        return self._crew.generation
+        return self._worker_set.generation
 
     def startup_report(self) -> dict[str, Any]:
         """Seconds that each stage of the last start took: `placement_s`, `processes_s`, `imports_s`,
@@ -379,10 +378,10 @@ class RayWorkerGroup(CrewGroup[GroupWorker]):
 
         Empty for a group that was attached to.
         """
-        started = self._crew.started()
+        started = self._worker_set.started()
         if started is None:
             return {}
-        return {"placement_s": self._crew.placement_s, **started.times.as_dict()}
+        return {"placement_s": self._worker_set.placement_s, **started.times.as_dict()}
 
     # --- roles ---------------------------------------------------------------------------------------------
 
@@ -431,7 +430,7 @@ class RayWorkerGroup(CrewGroup[GroupWorker]):
         view.resource_pool, view.name_prefix = self.resource_pool, self.name_prefix
         view.is_detached, view._on_restart = self.is_detached, None
         view._template, view._is_view = self._template, True
-        view._adopt(self._crew, self._template.user_class, role)
+        view._adopt(self._worker_set, self._template.user_class, role)
         return view
 
     _is_view: bool = False
@@ -470,17 +469,17 @@ class RayWorkerGroup(CrewGroup[GroupWorker]):
             on_death: called in the watching thread with a `Death`.
             every_s: seconds between two looks.
         """
-        crew = weakref.ref(self._crew)
+        worker_set = weakref.ref(self._worker_set)
 
         def tell(death: Death) -> None:
-            watched = crew()
+            watched = worker_set()
             if watched is not None:
                 watched.mark_broken("watch", death.ranks, death.generation)
             if on_death is not None:
                 on_death(death)
 
-        watch = Watch(lambda: _living(crew()), tell, every_s)
-        self._crew.watches.append(watch)
+        watch = Watch(lambda: _living(worker_set()), tell, every_s)
+        self._worker_set.watches.append(watch)
         return watch
 
     def start_worker_aliveness_check(self, every_n_seconds: float = 1) -> Watch:
@@ -503,7 +502,7 @@ class RayWorkerGroup(CrewGroup[GroupWorker]):
             raise NotTheOwnerError(
                 self.name_prefix, "restart", "it is the view of a role; restart the group it came from"
             )
-        self._crew.restart()
+        self._worker_set.restart()
         self.forget_meshes()
         if self._on_restart is not None:
             self._on_restart(self)
@@ -520,7 +519,7 @@ class RayWorkerGroup(CrewGroup[GroupWorker]):
             raise NotTheOwnerError(
                 self.name_prefix, "shutdown", "it is the view of a role; shut down the group it came from"
             )
-        self._crew.close()
+        self._worker_set.close()
 
     def __enter__(self) -> Self:
         return self
@@ -532,7 +531,7 @@ class RayWorkerGroup(CrewGroup[GroupWorker]):
             self.shutdown()
 
 
-def _living(crew: Crew | None) -> tuple[int, Mapping[int, Any]] | None:
-    if crew is None or crew.closed:
+def _living(worker_set: WorkerSet | None) -> tuple[int, Mapping[int, Any]] | None:
+    if worker_set is None or worker_set.closed:
         return None
-    return crew.generation, dict(enumerate(crew.handles))
+    return worker_set.generation, dict(enumerate(worker_set.handles))

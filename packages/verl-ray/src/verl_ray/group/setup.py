@@ -1,4 +1,4 @@
-"""From the parameters of `RayWorkerGroup` to a crew with a place on the pool. No worker is started here."""
+"""From the parameters of `RayWorkerGroup` to workers with a place on the pool. No worker is started here."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from verl_dispatch.workers.rank import RankInfo
 
 from verl_ray.errors import DetachedGroupError, UnsupportedOptionError
-from verl_ray.group.crew import Crew, Places
 from verl_ray.group.launch import LaunchSpec
+from verl_ray.group.worker_set import Places, WorkerSet
 from verl_ray.pools.ordering import local_ranks
 from verl_ray.pools.pool import RayResourcePool
 from verl_ray.pools.shares import demand_of_options
@@ -135,15 +135,15 @@ def random_prefix() -> str:
     return f"group_{secrets.token_hex(3)}"
 
 
-def hire(request: GroupRequest) -> Crew:
-    """A crew with a place on the pool, whose workers are not yet started.
+def hire(request: GroupRequest) -> WorkerSet:
+    """Workers with a place on the pool, not yet started.
 
     Raises:
         ResourceUnavailable: the cluster cannot place the pool, or the pool has no room for another group.
     """
     pool = request.pool
     find_places = partial(_find_places, request, request.runtime_env(), request.worker_names())
-    return Crew(request.name, find_places, lambda: pool.closed, request.grace_s)
+    return WorkerSet(request.name, find_places, lambda: pool.closed, request.grace_s)
 
 
 def _find_places(request: GroupRequest, runtime_env: Mapping[str, Any], names: tuple[str, ...]) -> Places:

@@ -1,7 +1,7 @@
 """The workers of one group and the state they are in: shared by the group and by the views of its roles.
 
-A crew is starting, usable, broken (a worker died or stayed silent; only a restart helps) or closed. What the
-group may do follows from that alone.
+The set is starting, usable, broken (a worker died or stayed silent; only a restart helps) or closed. What
+the group may do follows from that alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from verl_ray.pools.cluster import connection
 from verl_ray.pools.shares import Share
 from verl_ray.worker.host import WorkerReport
 
-__all__ = ["Breakage", "Crew", "Death", "Places", "Watch"]
+__all__ = ["Breakage", "Death", "Places", "Watch", "WorkerSet"]
 
 
 # --- Noticing that a worker died while nobody is calling it: a daemon thread that keeps one tiny call in
@@ -152,7 +152,7 @@ _RESTART_ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Breakage:
-    """The failure after which a crew refuses calls."""
+    """The failure after which the workers are called no more."""
 
     method: str
     ranks: tuple[int, ...]
@@ -178,7 +178,7 @@ class Places:
     placement_s: float
 
 
-class Crew:
+class WorkerSet:
     """Handles, reports and state of a group's workers.
 
     Args:
@@ -216,15 +216,15 @@ class Crew:
     @classmethod
     def attached(
         cls, name: str, handles: Sequence[Any], names: Sequence[str], reports: Sequence[WorkerReport]
-    ) -> Crew:
-        """A crew of workers that somebody else started and will end."""
-        crew = cls(name)
-        crew.handles, crew.names, crew._reports = tuple(handles), tuple(names), dict(enumerate(reports))
-        return crew
+    ) -> WorkerSet:
+        """Workers that somebody else started and will end."""
+        found = cls(name)
+        found.handles, found.names, found._reports = tuple(handles), tuple(names), dict(enumerate(reports))
+        return found
 
     @property
     def closed(self) -> bool:
-        """Whether the crew or its pool was shut down, or this process has left the cluster they are on."""
+        """Whether the set or its pool was shut down, or this process has left the cluster they are on."""
         return self._closed or self._pool_closed() or self._left_cluster()
 
     def _left_cluster(self) -> bool:
@@ -247,7 +247,7 @@ class Crew:
 
     @property
     def owned(self) -> bool:
-        """Whether this crew started its workers."""
+        """Whether these workers were started here."""
         return self._find_places is not None
 
     def start(self) -> None:
@@ -261,7 +261,7 @@ class Crew:
         """Wait until the workers are up, if they are not.
 
         Raises:
-            WorkerGroupError: a worker could not start; the crew is closed then.
+            WorkerGroupError: a worker could not start; the set is closed then.
             StartTimeout: not all were ready in time; likewise.
         """
         if self._launched is None:
@@ -289,7 +289,7 @@ class Crew:
         """Refuse calls that cannot be answered.
 
         Raises:
-            WorkerGroupError: the crew was shut down, or is broken.
+            WorkerGroupError: the set was shut down, or is broken.
         """
         if self._broken is None and self._launched is None and not self.closed:
             return
@@ -314,7 +314,7 @@ class Crew:
                 self._broken = Breakage(method, tuple(ranks))
 
     def failure(self, method: str, ranks: Sequence[int], found: Survey, generation: int) -> WorkerGroupError:
-        """The error for what a survey of these ranks found; breaks the crew where that leaves it useless."""
+        """The error for what a survey of these ranks found; breaks the set where that leaves it useless."""
         errors = {ranks[index]: error for index, error in found.errors.items()}
         silent = [ranks[index] for index in found.silent]
         if not found.leaves_group_usable:
@@ -325,7 +325,7 @@ class Crew:
         """End all workers and start them anew as the next generation: on the same slots, or on others where
         a node was lost.
 
-        The crew stays broken if that fails, and may be restarted again.
+        The set stays broken if that fails, and may be restarted again.
 
         Raises:
             NotTheOwnerError: somebody else started the workers.
@@ -384,7 +384,7 @@ class Crew:
             )
 
     def close(self) -> None:
-        """End the workers that this crew started and give the place on the pool back. Safe to call twice."""
+        """End the workers that were started here and give the place on the pool back. Safe to call twice."""
         with self._lock:
             was_open, self._closed = not self._closed, True
             handles, self.handles, self._launched = self.handles, (), None
