@@ -1,7 +1,7 @@
 """A mypy plugin that checks `group.method(...)` by the worker's class and the method's dispatch mode.
 
 Switch it on with `plugins = ["verl_dispatch.mypy_plugin"]` in mypy's configuration (extra `mypy`). What a
-mode takes and gives is said in `verl_dispatch.typed_modes`; the plugin fills the placeholders there from the
+mode takes and gives is said in `verl_dispatch.modes`; the plugin fills the placeholders there from the
 method's signature.
 """
 
@@ -43,11 +43,11 @@ from mypy.types import (
 GROUPS: Final = {"verl_dispatch.groups.group.WorkerGroup", "verl_dispatch.groups.group.MethodNames"}
 DECORATOR: Final = "verl_dispatch.methods.static.Decorator"
 REGISTERED: Final = "verl_dispatch.methods.static.Registered"
-MODE: Final = "verl_dispatch.typed_modes.Mode"
-ARG: Final = "verl_dispatch.typed_modes.Arg"
-RES: Final = "verl_dispatch.typed_modes.Res"
-REF: Final = "verl_dispatch.typed_modes.Ref"
-BATCH: Final = "verl_dispatch.typed_modes.Batch"
+MODE: Final = "verl_dispatch.modes.Mode"
+ARG: Final = "verl_dispatch.modes.Arg"
+RES: Final = "verl_dispatch.modes.Res"
+REF: Final = "verl_dispatch.modes.Ref"
+BATCH: Final = "verl_dispatch.modes.Batch"
 
 
 def plugin(version: str) -> type[Plugin]:

@@ -17,11 +17,11 @@ from verl_dispatch.methods.planners import all_ranks
 from verl_dispatch.methods.registered import RegisteredMethod, registered_methods
 from verl_dispatch.methods.registry import functions_of, get_predefined_execute_fn
 from verl_dispatch.methods.static import GP, A, D, G, GroupRef, GroupWorker, Method, R
+from verl_dispatch.modes import Ref
 from verl_dispatch.planning.collectors import LIST, SINGLE
 from verl_dispatch.planning.mesh import Mesh, mesh_of
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions
 from verl_dispatch.planning.plan import CallPlan, RankCall
-from verl_dispatch.typed_modes import Ref
 from verl_dispatch.workers.worker import Worker
 
 __all__ = ["RESERVED_NAMES", "MethodNames", "WorkerGroup"]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from verl_dispatch.groups.bound_method import GroupMethod
     from verl_dispatch.groups.pool import ClassWithInitArgs
     from verl_dispatch.methods.static import GP, A, D, G, Method, P, R
-    from verl_dispatch.typed_modes import Ref
+    from verl_dispatch.modes import Ref
 
 __all__ = ["GRACE_S", "LocalState", "LocalWorkerGroup"]
 

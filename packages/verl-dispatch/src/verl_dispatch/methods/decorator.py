@@ -19,7 +19,7 @@ from verl_dispatch.planning.layout import RowTrim
 from verl_dispatch.planning.parts import FuturePart, LazyPart, PaddedPart, told_of_call
 
 if TYPE_CHECKING:
-    from verl_dispatch import typed_modes as typed
+    from verl_dispatch import modes
     from verl_dispatch.methods.static import Decorator, M, RefusedPair
 
 __all__ = [
@@ -140,42 +140,42 @@ class FurtherOptions(TypedDict, total=False):
 # mode, and last whatever is known only at run time, which must not let refused pairs through.
 @overload
 def register(  # type: ignore[overload-overlap]
-    dispatch_mode: typed.SplittingMode,
-    execute_mode: typed.ExecuteRankZero | typed.ExecuteSome,
+    dispatch_mode: modes.SplittingMode,
+    execute_mode: modes.ExecuteRankZero | modes.ExecuteSome,
     blocking: bool = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
 ) -> RefusedPair: ...
 @overload
 def register(
-    dispatch_mode: typed.WholeMode = ...,
+    dispatch_mode: modes.WholeMode = ...,
     *,
-    execute_mode: typed.ExecuteRankZero,
+    execute_mode: modes.ExecuteRankZero,
     blocking: Literal[True] = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
-) -> Decorator[typed.RankZero, Literal[True]]: ...
+) -> Decorator[modes.RankZero, Literal[True]]: ...
 @overload
 def register(
-    dispatch_mode: typed.WholeMode = ...,
+    dispatch_mode: modes.WholeMode = ...,
     *,
-    execute_mode: typed.ExecuteRankZero,
+    execute_mode: modes.ExecuteRankZero,
     blocking: Literal[False],
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
-) -> Decorator[typed.RankZero, Literal[False]]: ...
+) -> Decorator[modes.RankZero, Literal[False]]: ...
 @overload
 def register(
-    dispatch_mode: typed.OneToAll,
-    execute_mode: typed.ExecuteSome,
+    dispatch_mode: modes.OneToAll,
+    execute_mode: modes.ExecuteSome,
     blocking: bool = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
-) -> Decorator[typed.SomeRanks, Any]: ...
+) -> Decorator[modes.SomeRanks, Any]: ...
 @overload
 def register(
     dispatch_mode: M,
-    execute_mode: typed.ExecuteAll = ...,
+    execute_mode: modes.ExecuteAll = ...,
     blocking: Literal[True] = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
@@ -183,7 +183,7 @@ def register(
 @overload
 def register(
     dispatch_mode: M,
-    execute_mode: typed.ExecuteAll = ...,
+    execute_mode: modes.ExecuteAll = ...,
     *,
     blocking: Literal[False],
     materialize_futures: bool = ...,
@@ -192,19 +192,19 @@ def register(
 @overload
 def register(
     *,
-    execute_mode: typed.ExecuteAll = ...,
+    execute_mode: modes.ExecuteAll = ...,
     blocking: Literal[True] = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
-) -> Decorator[typed.AllToAll, Literal[True]]: ...
+) -> Decorator[modes.AllToAll, Literal[True]]: ...
 @overload
 def register(
     *,
-    execute_mode: typed.ExecuteAll = ...,
+    execute_mode: modes.ExecuteAll = ...,
     blocking: Literal[False],
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
-) -> Decorator[typed.AllToAll, Literal[False]]: ...
+) -> Decorator[modes.AllToAll, Literal[False]]: ...
 @overload
 def register(
     dispatch_mode: DispatchMode = ...,

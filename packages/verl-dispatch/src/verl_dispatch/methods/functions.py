@@ -23,7 +23,7 @@ from verl_dispatch.planning.plan import CallPlan
 from verl_dispatch.planning.split import SplitList, split_batches, split_entries
 
 if TYPE_CHECKING:
-    from verl_dispatch.typed_modes import NdBatches
+    from verl_dispatch.modes import NdBatches
 
 __all__ = [
     "NdCollect",

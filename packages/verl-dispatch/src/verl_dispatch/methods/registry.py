@@ -12,7 +12,7 @@ from verl_dispatch.methods.functions import NdDispatch, collect_one_to_one, disp
 from verl_dispatch.modes import Dispatch, Execute
 
 if TYPE_CHECKING:
-    from verl_dispatch.typed_modes import ExecuteSome
+    from verl_dispatch.modes import ExecuteSome
 
 __all__ = [
     "DISPATCH_MODE_FN_REGISTRY",

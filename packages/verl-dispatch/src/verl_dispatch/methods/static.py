@@ -21,7 +21,7 @@ from typing import (
     overload,
 )
 
-from verl_dispatch.typed_modes import Mode, PerWorker, PerWorkerOrRows, Ref, Res, Rows, Whole
+from verl_dispatch.modes import Mode, PerWorker, PerWorkerOrRows, Ref, Res, Rows, Whole
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec as ParamSpecWithDefault

@@ -12,8 +12,6 @@ from verl_protocol.kinds import is_tensor
 if TYPE_CHECKING:
     import torch
 
-    from verl_dispatch.workers.rank import RankInfo
-
 __all__ = [
     "CollectiveError",
     "CollectiveNotPossibleError",
@@ -21,7 +19,6 @@ __all__ = [
     "LonelyProcessGroup",
     "ProcessGroup",
     "ReduceOp",
-    "by_torch",
 ]
 
 
@@ -147,13 +144,6 @@ class LonelyProcessGroup(ProcessGroup):
 
     def _barrier(self) -> None:
         raise self._refuse("barrier")
-
-
-def by_torch(info: RankInfo) -> ProcessGroup:
-    """The group of a rank in a process of its own: torch.distributed, imported here and not before."""
-    from verl_dispatch.workers.torch_collectives import TorchProcessGroup
-
-    return TorchProcessGroup(info)
 
 
 def _check_tensor(value: object) -> None:

@@ -8,8 +8,15 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_dispatch.workers.collectives import ProcessGroup, by_torch
+from verl_dispatch.workers.collectives import ProcessGroup
 from verl_dispatch.workers.rank import MissingRankVariablesError, RankInfo
+
+
+def by_torch(info: RankInfo) -> ProcessGroup:
+    """The group of a rank in a process of its own: torch.distributed, imported here and not before."""
+    from verl_dispatch.workers.torch_collectives import TorchProcessGroup
+
+    return TorchProcessGroup(info)
 
 
 @dataclass

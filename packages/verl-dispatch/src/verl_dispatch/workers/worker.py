@@ -14,9 +14,9 @@ from verl_protocol.errors import PortableError
 from verl_dispatch.errors import UnknownMeshError, UnknownRoleError
 from verl_dispatch.methods.decorator import register
 from verl_dispatch.modes import Dispatch, Execute
-from verl_dispatch.workers.collectives import ProcessGroup, by_torch
+from verl_dispatch.workers.collectives import ProcessGroup
 from verl_dispatch.workers.rank import RankInfo, free_port, node_address
-from verl_dispatch.workers.site import current_site, identity_of_new_worker
+from verl_dispatch.workers.site import by_torch, current_site, identity_of_new_worker
 
 __all__ = ["MeshAlreadyRegisteredError", "MeshEntriesError", "MeshEntryError", "Worker", "WorkerMeshes"]
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
@@ -22,13 +22,9 @@ from verl_dispatch.planning.plan import CallPlan, arguments_of
 from verl_protocol import DataProtoFuture
 from verl_protocol.futures.parts import Cut, Deadline, overlaps, span_of, values_of
 
-from verl_ray.calls.failures import survey
+from verl_ray.calls.failures import Survey, survey
 from verl_ray.wire.refs import get_answers, transport_of
 from verl_ray.wire.sealed import Arrived, SealedFuture, is_one_whole_part, opened
-
-if TYPE_CHECKING:
-    from verl_ray.group.worker_set import WorkerSet
-
 
 __all__ = [
     "AnswerPart",
@@ -42,6 +38,20 @@ __all__ = [
     "needed_parts",
     "whole_part",
 ]
+
+
+class Makers(Protocol):
+    """The workers that make an answer: what a future needs to know of a group."""
+
+    name: str
+    grace_s: float
+    generation: int
+
+    def check_generation(self, method: str, generation: int) -> None:
+        """Refuse what an earlier generation made."""
+
+    def failure(self, method: str, ranks: Sequence[int], found: Survey, generation: int) -> Exception:
+        """The error for what a survey of these ranks found."""
 
 
 class AnswerPart:
@@ -58,7 +68,7 @@ class AnswerPart:
         self,
         ref: Any,
         rank: int = 0,
-        made_by: WorkerSet | None = None,
+        made_by: Makers | None = None,
         generation: int = 0,
         method: str = "",
         unread: tuple[AnswerPart, ...] = (),
@@ -147,7 +157,7 @@ def _explained(parts: Sequence[AnswerPart]) -> Exception | None:
     return None
 
 
-def _failure(made_by: WorkerSet, parts: Sequence[AnswerPart]) -> Exception | None:
+def _failure(made_by: Makers, parts: Sequence[AnswerPart]) -> Exception | None:
     """The error of the call that failed among those that made these parts; None if they are fine by now."""
     failed = survey([part.ref for part in parts], made_by.grace_s).errors
     if not failed:
@@ -165,7 +175,7 @@ def _unread_beside(parts: Sequence[Any]) -> list[AnswerPart]:
 
 
 def data_future(
-    made_by: WorkerSet, plan: CallPlan, pendings: Sequence[Pending], behind: Sequence[AnswerPart] = ()
+    made_by: Makers, plan: CallPlan, pendings: Sequence[Pending], behind: Sequence[AnswerPart] = ()
 ) -> DataProtoFuture[Any]:
     """The future of a batch mode's result.
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ray import ObjectRef
     from verl_dispatch.groups.bound_method import GroupMethod
     from verl_dispatch.methods.static import GP, A, D, G, Method, R
-    from verl_dispatch.typed_modes import Ref
+    from verl_dispatch.modes import Ref
 
 __all__ = ["RayWorkerGroup", "WorkerSetGroup", "await_unread", "still_open", "still_running", "unread_behind"]
 
