@@ -1,0 +1,136 @@
+"""Reading remote columns: what they name is fetched in one round and put together once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_protocol.columns import jagged, ops
+from verl_protocol.columns.remote import ColumnForm, Piece, RemoteColumn, Store, same_rows
+
+__all__ = ["InProcessStore", "Stored", "read", "read_all"]
+
+
+class Stored:
+    """A reference of `InProcessStore`: alive as long as somebody has it, and so are the columns."""
+
+    __slots__ = ("columns",)
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        self.columns = columns
+
+
+class InProcessStore:
+    """A store in this process."""
+
+    def put(self, columns: Mapping[str, Any]) -> Stored:
+        """A reference to columns that nobody will write to."""
+        return Stored(columns)
+
+    def fetch(self, refs: Sequence[Stored], wanted: str) -> list[Mapping[str, Any]]:
+        """What each reference stands for."""
+        return [ref.columns for ref in refs]
+
+
+def read(column: Any, key: str = "a column") -> Any:
+    """The rows of a column, here."""
+    return read_all({key: column})[key]
+
+
+def read_all(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows of all columns, here, with one fetch from each store; no column is read twice.
+
+    What is given is private: writes reach neither the store nor another reader.
+
+    Raises:
+        ColumnsLost: rows that are no longer there.
+    """
+    unread = {
+        key: column.trimmed()
+        for key, column in columns.items()
+        if isinstance(column, RemoteColumn) and column.fetched is None
+    }
+    fetched = _fetch(unread)
+    for group in _alike(unread):
+        for key, column in _assembled(group, fetched).items():
+            columns[key].keep(column)
+    return {
+        key: column.fetched if isinstance(column, RemoteColumn) else column for key, column in columns.items()
+    }
+
+
+def _alike(columns: Mapping[str, RemoteColumn]) -> list[dict[str, RemoteColumn]]:
+    """Columns that lie side by side: put together at once, those that share offsets still do."""
+    groups: list[dict[str, RemoteColumn]] = []
+    for key, column in columns.items():
+        for group in groups:
+            if _lie_side_by_side(column, next(iter(group.values()))):
+                group[key] = column
+                break
+        else:
+            groups.append({key: column})
+    return groups
+
+
+def _lie_side_by_side(first: RemoteColumn, second: RemoteColumn) -> bool:
+    if len(first.pieces) != len(second.pieces) or not same_rows(first.rows, second.rows):
+        return False
+    return all(
+        one.store is other.store and one.ref == other.ref
+        for one, other in zip(first.pieces, second.pieces, strict=True)
+    )
+
+
+def _fetch(columns: Mapping[str, RemoteColumn]) -> dict[Any, Mapping[str, Any]]:
+    """What all pieces of these columns lie in, by store and reference."""
+    wanted: dict[int, tuple[Store, dict[Any, None], dict[str, None]]] = {}
+    for key, column in columns.items():
+        for piece in column.pieces:
+            if piece.store is not None:
+                _, refs, keys = wanted.setdefault(id(piece.store), (piece.store, {}, {}))
+                refs[piece.ref] = None
+                keys[key] = None
+    found: dict[Any, Mapping[str, Any]] = {}
+    for store, refs, keys in wanted.values():
+        values = store.fetch(list(refs), ", ".join(keys))
+        found.update(zip(refs, values, strict=True))
+    return found
+
+
+def _assembled(
+    columns: Mapping[str, RemoteColumn], fetched: Mapping[Any, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The rows of columns that lie side by side, in memory that nobody else has."""
+    model = next(iter(columns.values()))
+    if not len(model):
+        return {key: _empty(column.form) for key, column in columns.items()}
+    parts = [
+        {key: _rows_of(column.pieces[place], fetched) for key, column in columns.items()}
+        for place in range(len(model.pieces))
+    ]
+    whole = parts[0] if len(parts) == 1 else ops.concat_all(parts)
+    taken = ops.take_all(whole, model.rows)
+    is_view = len(parts) == 1 and isinstance(model.rows, range)
+    made = ops.concat_all([taken]) if is_view else taken
+    for column in made.values():
+        if isinstance(column, np.ndarray):
+            column.flags.writeable = False
+    return made
+
+
+def _rows_of(piece: Piece, fetched: Mapping[Any, Mapping[str, Any]]) -> Any:
+    return piece.ref if piece.store is None else fetched[piece.ref][piece.key]
+
+
+def _empty(form: ColumnForm) -> Any:
+    if form.kind == "array":
+        return np.empty((0, *form.row_shape), dtype=form.dtype)
+    sizes = [size or 0 for size in form.row_shape]
+    if form.kind == "dense":
+        return torch.empty((0, *sizes), dtype=form.dtype, device=form.device)
+    dim = form.row_shape.index(None) + 1
+    values = torch.empty(sizes, dtype=form.dtype, device=form.device)
+    return jagged.build_jagged(values, jagged.offsets_of(torch.empty(0, dtype=torch.int64)), dim)

@@ -1,0 +1,277 @@
+"""A remote column: its rows lie in a store, and a row map says which of them it has, in which order.
+
+Row operations compose row maps and move nothing. Only `read` fetches rows, all columns of a batch in one
+round, and a column once: what it has fetched stays with it. Where such a column is made and which store it
+reads from is not known here; a store is whatever gives the values of references.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import torch
+
+from verl_protocol.columns.index import RowIndex
+from verl_protocol.columns.jagged import ragged_dim
+from verl_protocol.kinds import is_jagged
+
+__all__ = ["ColumnForm", "Origin", "Piece", "RemoteColumn", "Store", "concat_remote", "form_of", "same_rows"]
+
+
+class Store(Protocol):
+    """Where pieces of columns lie."""
+
+    def fetch(self, refs: Sequence[Any], wanted: str) -> list[Mapping[str, Any]]:
+        """What each reference stands for: columns by key, which nobody writes to.
+
+        Args:
+            refs: references of this store, each once; hashable, and equal where they stand for the same.
+            wanted: what is read, for the error of a fetch that fails.
+        """
+        ...
+
+
+class ColumnForm(NamedTuple):
+    """What all pieces of a column have in common.
+
+    Attributes:
+        kind: dense or jagged tensors, or arrays.
+        dtype: of torch for tensors, of numpy for arrays.
+        row_shape: the shape of one row; None where the rows of a jagged column differ.
+        device: where a tensor lies once it is fetched.
+    """
+
+    kind: str
+    dtype: Any
+    row_shape: tuple[int | None, ...]
+    device: torch.device | None = None
+
+    @property
+    def row_nbytes(self) -> int | None:
+        """Bytes of one row; None where the form does not tell."""
+        if self.kind == "jagged" or self.dtype == object:
+            return None
+        return math.prod(size or 0 for size in self.row_shape) * int(self.dtype.itemsize)
+
+
+def form_of(column: Any) -> ColumnForm:
+    """The form of a column that is here."""
+    if isinstance(column, np.ndarray):
+        return ColumnForm("array", column.dtype, column.shape[1:])
+    if not is_jagged(column):
+        return ColumnForm("dense", column.dtype, tuple(column.shape[1:]), column.device)
+    ragged = ragged_dim(column)
+    sizes = tuple(None if dim == ragged else size for dim, size in enumerate(column.shape))
+    return ColumnForm("jagged", column.dtype, sizes[1:], column.device)
+
+
+class Origin(NamedTuple):
+    """Who made a piece, for the error that tells of its loss."""
+
+    group: str
+    method: str
+    rank: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some rows of a column under one reference.
+
+    Attributes:
+        store: what `ref` belongs to; None where `ref` is the rows themselves.
+        key: the name of the column among those that the reference stands for.
+        num_rows: rows under the reference, whether the column has them all or not.
+        nbytes: bytes of these rows.
+        origin: the worker that made it; None for what a driver has stored itself.
+    """
+
+    store: Store | None
+    ref: Any
+    key: str
+    num_rows: int
+    nbytes: int
+    origin: Origin | None = None
+
+    def holds_same(self, other: Piece) -> bool:
+        """Whether both are the same rows of the same column."""
+        if self.store is None or other.store is None:
+            return self.ref is other.ref
+        return self.store is other.store and self.key == other.key and bool(self.ref == other.ref)
+
+
+RowMap: TypeAlias = RowIndex
+"""Rows of all pieces, counted through: a range, or an int64 tensor."""
+
+
+class RemoteColumn:
+    """Rows of pieces, in the order of a row map; never changed once made, but for what it has fetched.
+
+    Attributes:
+        form: kind, dtype and shape of the rows.
+        pieces: where they lie.
+        rows: which of their rows this column has.
+    """
+
+    __slots__ = ("_fetched", "_version", "form", "pieces", "rows")
+
+    def __init__(self, form: ColumnForm, pieces: Iterable[Piece], rows: RowMap | None = None) -> None:
+        self.form = form
+        self.pieces = tuple(pieces)
+        self.rows: RowMap = range(sum(piece.num_rows for piece in self.pieces)) if rows is None else rows
+        self._fetched: Any = None
+        self._version = -1
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the rows, as the column that is fetched has it."""
+        return self.form.dtype
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Rows, then the shape of one; None where rows differ."""
+        return (len(self), *self.form.row_shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return 1 + len(self.form.row_shape)
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether it is jagged."""
+        return self.form.kind == "jagged"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that reading it gives; where rows differ in size, their share of what lies in the pieces."""
+        each = self.form.row_nbytes
+        if each is not None:
+            return each * len(self)
+        held = sum(piece.num_rows for piece in self.pieces)
+        return 0 if not held else sum(piece.nbytes for piece in self.pieces) * len(self) // held
+
+    @property
+    def fetched(self) -> Any:
+        """The rows, if they have been read; None otherwise."""
+        return self._fetched
+
+    def keep(self, column: Any) -> None:
+        """Keep the rows that were read."""
+        self._fetched, self._version = column, _version_of(column)
+
+    def settled(self) -> Any:
+        """This column; or its rows as they are now, once somebody has written to what was read."""
+        changed = self._fetched is not None and _version_of(self._fetched) != self._version
+        return self._fetched if changed else self
+
+    # Row operations
+
+    def take(self, index: RowIndex) -> RemoteColumn:
+        """The rows of a normalised index."""
+        return RemoteColumn(self.form, self.pieces, _compose(self.rows, index))
+
+    def repeat(self, times: int, interleave: bool) -> RemoteColumn:
+        """Every row `times` times: `a a b b` (interleave) or `a b a b`."""
+        rows = _as_tensor(self.rows)
+        repeated = rows.repeat_interleave(times) if interleave else rows.repeat(times)
+        return RemoteColumn(self.form, self.pieces, repeated)
+
+    def trimmed(self) -> RemoteColumn:
+        """The same rows with only those pieces that they lie in, which is all that a reader has to know."""
+        ends = np.cumsum([0, *(piece.num_rows for piece in self.pieces)])
+        rows = _as_tensor(self.rows)
+        owner = torch.bucketize(rows, torch.from_numpy(ends[1:]), right=True)
+        used = np.unique(owner.numpy()).tolist()
+        if len(used) == len(self.pieces):
+            return self
+        starts = np.cumsum([0, *(self.pieces[place].num_rows for place in used)])
+        moved = torch.zeros(len(self.pieces), dtype=torch.int64)
+        moved[used] = torch.from_numpy(starts[:-1] - ends[:-1][used])
+        return RemoteColumn(self.form, [self.pieces[place] for place in used], _as_range(rows + moved[owner]))
+
+    def __repr__(self) -> str:
+        places = f"{len(self.pieces)} piece{'' if len(self.pieces) == 1 else 's'}"
+        return f"RemoteColumn({self.form.kind} {self.dtype}{list(self.shape)} in {places})"
+
+
+def concat_remote(columns: Sequence[Any]) -> RemoteColumn:
+    """The rows of all columns, one after the other; columns that are here become pieces of their own."""
+    parts = [column if isinstance(column, RemoteColumn) else _here(column) for column in columns]
+    pieces: list[Piece] = []
+    maps: list[torch.Tensor] = []
+    for part in parts:
+        places = torch.tensor([_place_of(piece, pieces) for piece in part.pieces], dtype=torch.int64)
+        starts = torch.from_numpy(np.cumsum([0, *(piece.num_rows for piece in pieces)]))[:-1]
+        ends = torch.from_numpy(np.cumsum([0, *(piece.num_rows for piece in part.pieces)]))
+        rows = _as_tensor(part.rows)
+        owner = torch.bucketize(rows, ends[1:], right=True)
+        maps.append(rows + (starts[places] - ends[:-1])[owner] if len(rows) else rows)
+    return RemoteColumn(parts[0].form, pieces, _as_range(torch.cat(maps)))
+
+
+def _here(column: Any) -> RemoteColumn:
+    nbytes = int(getattr(column, "nbytes", 0))
+    return RemoteColumn(form_of(column), [Piece(None, column, "", int(column.shape[0]), nbytes)])
+
+
+def _place_of(piece: Piece, pieces: list[Piece]) -> int:
+    """Where the piece stands among `pieces`, which it joins if it does not."""
+    # From the end: parts of one batch name the same pieces one after the other.
+    for place in reversed(range(len(pieces))):
+        if pieces[place].holds_same(piece):
+            return place
+    pieces.append(piece)
+    return len(pieces) - 1
+
+
+def _compose(rows: RowMap, index: RowIndex) -> RowMap:
+    """The rows of `rows` that `index` names."""
+    if isinstance(rows, range):
+        if isinstance(index, range):
+            return range(
+                rows.start + index.start * rows.step,
+                rows.start + index.stop * rows.step,
+                rows.step * index.step,
+            )
+        return rows.start + index * rows.step
+    if isinstance(index, range):
+        return rows[index.start : index.stop] if index.step == 1 else rows[_as_tensor(index)]
+    return rows[index]
+
+
+def _as_tensor(rows: RowMap) -> torch.Tensor:
+    if not isinstance(rows, range):
+        return rows
+    # An empty range may count away from its end, which torch refuses.
+    return torch.arange(rows.start, rows.stop, rows.step) if len(rows) else torch.empty(0, dtype=torch.int64)
+
+
+def _as_range(rows: torch.Tensor) -> RowMap:
+    """The rows as a range, if they count up one by one: such a map is a view of what is read."""
+    if not len(rows):
+        return range(0)
+    start = int(rows[0])
+    counted = torch.arange(start, start + len(rows))
+    return range(start, start + len(rows)) if torch.equal(rows, counted) else rows
+
+
+def same_rows(first: RowMap, second: RowMap) -> bool:
+    """Whether both name the same rows in the same order."""
+    if isinstance(first, range) and isinstance(second, range):
+        return first == second
+    return len(first) == len(second) and torch.equal(_as_tensor(first), _as_tensor(second))
+
+
+def _version_of(column: Any) -> int:
+    """How often torch has seen a write into the column; arrays are handed out read-only instead."""
+    if isinstance(column, torch.Tensor):
+        return int((column.values() if is_jagged(column) else column)._version)
+    return 0
