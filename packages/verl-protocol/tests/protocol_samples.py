@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from verl_protocol import DataProto
+from verl_protocol.batch.apart import bound, set_apart
+from verl_protocol.columns.reading import InProcessStore
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -61,3 +63,12 @@ def full_tensordict(num_rows: int, **meta: Any) -> TensorDict:
         "o": [[1, 2]] * num_rows,
     }
     return ops.get_tensordict({**columns, "j": jagged([2] * num_rows)} if num_rows else columns, meta)
+
+
+def remote(data: DataProto, num_pieces: int = 2) -> DataProto:
+    """The same batch, whose tensor columns lie in a store of this process, in so many pieces."""
+    store, parts = InProcessStore(), []
+    for part in data.chunk(num_pieces, uneven=True):
+        rest, objects = set_apart(part, large_bytes=0)
+        parts.append(bound(rest, store, [store.put(columns) for columns in objects]))
+    return DataProto.concat(parts)

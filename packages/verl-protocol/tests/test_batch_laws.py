@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from protocol_samples import remote
 from verl_protocol import DataProto, collate_fn, pad_dataproto_to_divisor, unpad_dataproto
 from verl_protocol.columns.checks import jagged_of
 
@@ -53,10 +54,17 @@ def batch(kinds: list[str], num_rows: int) -> DataProto:
     return data[:num_rows]
 
 
+def somewhere(kinds: list[str], num_rows: int, pieces: int) -> DataProto:
+    """The same batch, whose tensor columns lie in a store in so many pieces; here where there are none."""
+    data = batch(kinds, num_rows)
+    return data if not pieces else remote(data, pieces)
+
+
 batches = st.builds(
-    batch,
+    somewhere,
     st.lists(st.sampled_from(KINDS), unique=True, min_size=1),
     st.integers(1, 9),
+    st.integers(0, 3),
 )
 
 

@@ -1,4 +1,4 @@
-"""Remote columns: row operations move nothing, and reading gives what the same operations give on rows here."""
+"""Remote columns: row operations move nothing, and reading gives what these operations give on rows here."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from verl_protocol import equal
+from protocol_samples import full_batch, remote, round_trip
+from verl_protocol import DataProto, equal
+from verl_protocol.batch.apart import set_apart
 from verl_protocol.columns import ops
 from verl_protocol.columns.reading import InProcessStore, read, read_all
 from verl_protocol.columns.remote import Piece, RemoteColumn, concat_remote, form_of
+
+FULL = full_batch(6)
+"""A batch with a column of each kind."""
 
 
 class CountingStore(InProcessStore):
@@ -135,3 +140,142 @@ def test_its_form_is_known_without_reading() -> None:
     column = stored(COLUMNS["jagged"], [3, 4]).take(range(2))
     assert (column.shape, column.dtype, column.ndim, column.is_nested) == ((2, None), torch.int64, 2, True)
     assert stored(COLUMNS["dense"], [7]).take(range(3)).nbytes == 3 * 2 * 8
+
+
+# Batches with remote columns
+
+
+def lying_in(store: InProcessStore, data: DataProto) -> DataProto:
+    """The batch, its tensor columns in one object of a store."""
+    from verl_protocol.batch.apart import bound
+
+    rest, objects = set_apart(data, large_bytes=0)
+    return bound(rest, store, [store.put(columns) for columns in objects])
+
+
+def test_reading_one_column_fetches_that_one_alone() -> None:
+    store = CountingStore()
+    data = DataProto.concat([lying_in(store, part.select(["a"])) for part in FULL.chunk(2)])
+    other = DataProto.concat([lying_in(store, part.select(["j"])) for part in FULL.chunk(2)])
+    data.union(other)
+    assert data.batch["a"].tolist() == FULL.batch["a"].tolist()
+    assert data.tensor("a").tolist() == FULL.batch["a"].tolist()
+    assert store.rounds == [2]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda data: len(data.batch),
+        lambda data: list(data.batch.keys()),
+        lambda data: data.batch.set("new", torch.zeros(6)),
+        lambda data: repr(data),
+        lambda data: data.get_data_info(),
+        lambda data: "a" in data,
+        lambda data: data.nbytes(),
+        lambda data: data.chunk(2)[0].union(data[:2].repeat(3)[:3].select(["a"], []).rename("a", "b")),
+        lambda data: data.pop(["a"]),
+        lambda data: data.union(data.select()),
+        lambda data: data.padding(2),
+        lambda data: data.check_consistency(),
+    ],
+)
+def test_what_needs_no_rows_fetches_none(asked: Any) -> None:
+    store = CountingStore()
+    asked(lying_in(store, FULL))
+    assert store.rounds == []
+
+
+def test_several_columns_come_in_one_round() -> None:
+    store = CountingStore()
+    data = DataProto.concat([lying_in(store, part) for part in FULL.chunk(2)])
+    assert data.fetch("a", "j") is data
+    assert data.remote_keys == ["a", "j"]
+    assert data.equals(FULL)
+    assert store.rounds == [2]
+
+
+def test_a_batch_tells_which_columns_are_remote() -> None:
+    data = remote(FULL)
+    assert "a: int64[6, 2] remote in 2 pieces" in repr(data)
+    assert "j: float32[6, 3, *] remote in 2 pieces" in repr(data)
+    assert data.nbytes() < FULL.nbytes()
+
+
+def test_local_gives_a_batch_of_columns_that_are_all_here() -> None:
+    here = remote(FULL).local()
+    assert (here.remote_keys, here.equals(FULL)) == ([], True)
+
+
+def test_a_column_that_was_written_to_is_here_from_then_on() -> None:
+    data = remote(FULL)
+    data.batch["a"][0] = 99
+    assert data.remote_keys == ["j"]
+    assert data[[0]].batch["a"].tolist() == [[99, 99]]
+    assert data.concat([data, data]).batch["a"][6].tolist() == [99, 99]
+
+
+def test_a_column_put_in_the_place_of_a_remote_one_is_what_the_batch_has() -> None:
+    data = remote(FULL)
+    data.batch["a"] = torch.zeros(6)
+    assert data.remote_keys == ["j"]
+    assert data.slice(0, 2).tensor("a").tolist() == [0, 0]
+
+
+def test_a_slice_of_what_was_read_is_a_view_of_it() -> None:
+    data = remote(FULL)
+    whole, part = data.tensor("a"), data.slice(2, 4)
+    whole[2] = 7
+    assert part.tensor("a")[0].tolist() == [7, 7]
+
+
+@pytest.mark.parametrize("through", [round_trip, lambda data: data.to_tensordict(), DataProto.to_rows])
+def test_what_leaves_the_process_takes_the_rows_along(through: Any) -> None:
+    here, there = through(FULL), through(remote(FULL))
+    if isinstance(here, DataProto):
+        assert there.remote_keys == []
+    assert equal(here, there)
+
+
+def test_a_saved_batch_holds_the_rows(tmp_path: Any) -> None:
+    remote(FULL).save_to_disk(tmp_path / "batch")
+    assert DataProto.load_from_disk(tmp_path / "batch").equals(FULL)
+
+
+def test_only_columns_of_which_few_rows_are_left_are_copied_out_by_compact() -> None:
+    data = remote(full_batch(32), num_pieces=1)
+    assert data[:3].compact().remote_keys == []
+    assert data[:4].compact().remote_keys == ["a", "j"]
+    assert data[:3].compact().equals(full_batch(32)[:3])
+
+
+def test_fetch_names_a_column_that_is_not_there() -> None:
+    with pytest.raises(KeyError, match="nope"):
+        remote(FULL).fetch("nope")
+
+
+def test_heavy_columns_lie_alone_and_the_others_together() -> None:
+    data = DataProto.from_dict(
+        {
+            name: torch.zeros(10, width)
+            for name, width in {"a": 200_000, "b": 30_000, "c": 30_001, "d": 1}.items()
+        }
+    )
+    rest, objects = set_apart(data)
+    assert [list(columns) for columns in objects] == [["a"], ["b", "c"]]
+    assert rest.remote_keys == ["a", "b", "c"]
+
+
+def test_columns_that_do_not_fit_are_named_before_any_is_fetched() -> None:
+    store = CountingStore()
+    data = lying_in(store, FULL)
+    with pytest.raises(ValueError, match="'a'"):
+        DataProto.concat(
+            [
+                data,
+                DataProto.from_dict(
+                    {"a": torch.zeros(2), "j": FULL[:2].tensor("j")}, FULL[:2].non_tensor_batch
+                ),
+            ]
+        )
+    assert store.rounds == []

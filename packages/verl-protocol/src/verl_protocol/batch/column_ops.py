@@ -16,6 +16,8 @@ from verl_protocol.batch import describe
 from verl_protocol.batch.row_ops import BatchRows
 from verl_protocol.columns import objects, ops
 from verl_protocol.columns.checks import Keys, key_list
+from verl_protocol.columns.reading import read, read_all
+from verl_protocol.columns.remote import RemoteColumn
 from verl_protocol.errors import DeviceNameError, InvalidValueError, KeyConflictError, UnknownKeyError, short
 from verl_protocol.kinds import is_tensordict
 
@@ -48,7 +50,7 @@ def pick(source: Mapping[str, Any], keys: Keys, kind: str, missing_ok: bool = Fa
 def select(data: S, batch: Keys, non_tensors: Keys, meta: Keys, deepcopy: bool, missing_ok: bool) -> S:
     """A batch of some of the columns; None stands for all."""
     deepcopy, missing_ok = flag("deepcopy", deepcopy), flag("missing_ok", missing_ok)
-    sources: list[Mapping[str, Any]] = [data._columns(), data.non_tensor_batch, data.meta_info]
+    sources: list[Mapping[str, Any]] = [data._held(), data.non_tensor_batch, data.meta_info]
     wanted = zip(sources, (batch, non_tensors, meta), (TENSOR, NON_TENSOR, META), strict=True)
     picked = [
         dict(source) if keys is None else pick(source, keys, kind, missing_ok)
@@ -60,11 +62,11 @@ def select(data: S, batch: Keys, non_tensors: Keys, meta: Keys, deepcopy: bool, 
 
 def pop(data: S, batch: Keys, non_tensors: Keys, meta: Keys) -> S:
     """Take the named columns out of `data` and return them as a batch of their own."""
-    tensors = pick(data._columns(), batch, TENSOR)
+    tensors = pick(data._held(), batch, TENSOR)
     arrays = pick(data.non_tensor_batch, non_tensors, NON_TENSOR)
     infos = pick(data.meta_info, meta, META)
     taken = data._with(tensors if tensors else None, data._checked_rows(), arrays, infos)
-    rest = {key: column for key, column in data._columns().items() if key not in tensors}
+    rest = {key: column for key, column in data._held().items() if key not in tensors}
     data._replace(
         rest, _without(data.non_tensor_batch, arrays), _without(data.meta_info, infos), data._row_count()
     )
@@ -82,7 +84,7 @@ def rename(data: S, old_keys: str | Sequence[str], new_keys: str | Sequence[str]
         raise InvalidValueError(
             f"each old key needs one new key of its own, got {short(old_keys)} and {short(new_keys)}"
         )
-    tensors, arrays = data._columns(), data.non_tensor_batch
+    tensors, arrays = data._held(), data.non_tensor_batch
     known = [*tensors, *arrays]
     if missing := [key for key in old if key not in known]:
         raise UnknownKeyError(missing, "column", known)
@@ -113,7 +115,7 @@ def to_device(data: S, device: torch.device | str | int, objects: bool) -> S:
     """
     objects = flag("objects", objects)
     target = torch.empty(0, device=_known_device(device)).device
-    columns = data._columns()
+    columns = data._held()
     tensors = ops.keep_shared(
         ops.sharing(columns), {key: column.to(target) for key, column in columns.items()}
     )
@@ -171,7 +173,7 @@ class BatchColumns(BatchRows):
     """The column operations of `DataProto`."""
 
     def __contains__(self, key: object) -> bool:
-        return key in self.non_tensor_batch or key in self._columns()
+        return key in self.non_tensor_batch or key in self._held()
 
     def __repr__(self) -> str:
         return describe.describe(self)
@@ -182,10 +184,11 @@ class BatchColumns(BatchRows):
         Raises:
             UnknownKeyError: there is no such tensor column.
         """
-        tensors = self._columns()
+        tensors = self._held()
         if key not in tensors:
             raise UnknownKeyError([key], TENSOR, tensors)
-        return tensors[key]
+        column: torch.Tensor = read(tensors[key], key)
+        return column
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensor columns by key, in order; a new dict of the columns themselves, not of copies.
@@ -193,6 +196,52 @@ class BatchColumns(BatchRows):
         Cheaper than `.batch`, which builds a TensorDict.
         """
         return self._columns()
+
+    @property
+    def remote_keys(self) -> list[str]:
+        """The tensor columns that lie in a store; one that was read counts until somebody writes to it."""
+        return [key for key, column in self._held().items() if isinstance(column, RemoteColumn)]
+
+    def fetch(self, *keys: str) -> Self:
+        """Read the columns `keys`, or all, in one round, and return this batch; they still count as remote.
+
+        Raises:
+            UnknownKeyError: a key that is no tensor column.
+            ColumnsLost: rows that are no longer there.
+        """
+        held = self._held()
+        read_all(pick(held, keys, TENSOR) if keys else held)
+        return self
+
+    def local(self) -> Self:
+        """A batch with all columns here, which no longer needs what they were read from.
+
+        Raises:
+            ColumnsLost: rows that are no longer there.
+        """
+        return self._with(
+            self._columns() if self._has_batch() else None, self._checked_rows(), dict(self.non_tensor_batch)
+        )
+
+    def compact(self) -> Self:
+        """A batch in which no remote column keeps rows in the store of which it has only few.
+
+        Of each reference of which a column has less than an eighth of the rows, these rows are copied here.
+
+        Raises:
+            ColumnsLost: rows that are no longer there.
+        """
+        held = self._held()
+        sparse = {
+            key: column
+            for key, column in held.items()
+            if isinstance(column, RemoteColumn) and column.is_sparse
+        }
+        return self._with(
+            {**held, **read_all(sparse)} if self._has_batch() else None,
+            self._checked_rows(),
+            dict(self.non_tensor_batch),
+        )
 
     def column(self, key: str) -> NDArray[Any]:
         """The non-tensor column `key`.
@@ -205,7 +254,7 @@ class BatchColumns(BatchRows):
         return self.non_tensor_batch[key]
 
     def nbytes(self) -> int:
-        """Bytes of all tensors and arrays, inside objects too; an object that rows share counts once."""
+        """Bytes of all tensors and arrays that are here, inside objects too; what rows share counts once."""
         from verl_protocol.wire import nbytes_of
 
         return nbytes_of(self)

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from verl_protocol.columns import jagged
+from verl_protocol.columns.remote import RemoteColumn
 from verl_protocol.errors import short
 from verl_protocol.kinds import is_jagged, is_tensordict
 
@@ -34,6 +35,10 @@ def describe_column(column: Any) -> str:
         return f"{_dtype(column)}[{', '.join(map(str, shape))}] jagged on {column.device}"
     if isinstance(column, torch.Tensor):
         return f"{_dtype(column)}{list(column.shape)} on {column.device}"
+    if isinstance(column, RemoteColumn):
+        shape = ["*" if size is None else size for size in column.shape]
+        places = f"{len(column.pieces)} piece{'' if len(column.pieces) == 1 else 's'}"
+        return f"{_dtype(column)}[{', '.join(map(str, shape))}] remote in {places}"
     if is_tensordict(column):
         return f"TensorDict with {sorted(map(str, column.keys()))}"
     return type(column).__name__
@@ -44,13 +49,13 @@ def _sizes(column: torch.Tensor) -> list[int]:
     return [jagged.num_jagged_rows(column), *parts.values.shape]
 
 
-def _dtype(column: torch.Tensor) -> str:
+def _dtype(column: torch.Tensor | RemoteColumn) -> str:
     return str(column.dtype).removeprefix("torch.")
 
 
 def describe(data: BatchState) -> str:
     """A bounded repr: rows, columns with shape, dtype and device, the keys of meta_info."""
-    columns = {**data._columns(), **data.non_tensor_batch}
+    columns = {**data._held(), **data.non_tensor_batch}
     rows = data._row_count()
     head = f"{type(data).__name__}({rows} row{'' if rows == 1 else 's'}"
     return "\n".join([head, *_lines({key: describe_column(column) for key, column in columns.items()}, data)])
@@ -73,7 +78,7 @@ def _lines(described: Mapping[str, str], data: BatchState) -> Iterator[str]:
 def data_info(data: BatchState) -> str:
     """Every column and every entry of meta_info with its type, one a line."""
     sections = {
-        "batch": {key: describe_column(column) for key, column in data._columns().items()},
+        "batch": {key: describe_column(column) for key, column in data._held().items()},
         "non_tensor_batch": {key: _describe_array(column) for key, column in data.non_tensor_batch.items()},
         "meta_info": {key: f"{type(value).__name__} {short(value)}" for key, value in data.meta_info.items()},
     }
@@ -98,7 +103,7 @@ def size_line(data: BatchState, prefix: str) -> str:
     """How much memory tensors and arrays take, on one line."""
     from verl_protocol.wire import nbytes_of
 
-    tensors, arrays = nbytes_of(data._columns()), nbytes_of(data.non_tensor_batch)
+    tensors, arrays = nbytes_of(data._held()), nbytes_of(data.non_tensor_batch)
     sizes = f"Size of tensordict: {tensors / GIB} GB, size of non_tensor_batch: {arrays / GIB} GB"
     return f"{prefix}, {sizes}" if prefix else sizes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -21,6 +21,8 @@ from verl_protocol.columns.checks import (
     missing_columns,
 )
 from verl_protocol.columns.equality import columns_equal, equal, first_difference
+from verl_protocol.columns.reading import read, read_all
+from verl_protocol.columns.remote import RemoteColumn
 from verl_protocol.errors import (
     ColumnError,
     InvalidTypeError,
@@ -48,7 +50,9 @@ def concat(
     counts = [part._checked_rows() for part in parts]
     full = [(place, part) for place, part in enumerate(parts) if counts[place] or _has_columns(part)]
     full = full or [(0, parts[0])]
-    tensors = _concat_tensors([(place, part, part._columns()) for place, part in full], pad or {}, pad_side)
+    tensors = _concat_tensors(
+        [(place, part, _with_read(part._held(), pad or {})) for place, part in full], pad or {}, pad_side
+    )
     arrays: list[Part] = [(place, part.non_tensor_batch) for place, part in full]
     check_schema(arrays, "non-tensor columns")
     meta = merge_meta([part.meta_info for part in parts], merge)
@@ -60,7 +64,7 @@ def concat(
 
 
 def _has_columns(part: BatchState) -> bool:
-    return bool(part.non_tensor_batch) or bool(part._columns())
+    return bool(part.non_tensor_batch) or bool(part._held())
 
 
 def _concat_tensors(
@@ -142,7 +146,7 @@ def _joined_masks(parts: Sequence[BatchState], counts: Sequence[int]) -> torch.T
 
 def union(data: D, other: BatchState) -> D:
     """Add the columns and meta_info of `other` to `data`, which has the same rows."""
-    tensors, added = data._columns(), other._columns()
+    tensors, added = data._held(), other._held()
     _check_union_rows(data, other)
     for first, second in ((tensors, other.non_tensor_batch), (data.non_tensor_batch, added)):
         check_disjoint(first, second, TWO_KINDS)
@@ -177,13 +181,26 @@ def _check_union_rows(data: BatchState, other: BatchState) -> None:
 
 def _check_same(held: Mapping[str, Any], added: Mapping[str, Any]) -> None:
     for key in held:
-        if key in added and not columns_equal(held[key], added[key]):
-            row = first_difference(held[key], added[key])
-            both = "" if row is None else f"{short(held[key][row])} and {short(added[key][row])}"
+        if key not in added or _is_same(held[key], added[key]):
+            continue
+        first, second = read(held[key], key), read(added[key], key)
+        if not columns_equal(first, second):
+            row = first_difference(first, second)
+            both = "" if row is None else f"{short(first[row])} and {short(second[row])}"
             where = both and f" first in row {row}: {both}"
             raise SchemaError(
                 f"column {key!r} is in both batches and differs{where}; drop it from one, or rename it"
             )
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    """Whether two remote columns are the same rows, seen without reading any."""
+    return isinstance(first, RemoteColumn) and isinstance(second, RemoteColumn) and first.names_same(second)
+
+
+def _with_read(columns: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """The columns, those named here."""
+    return {**columns, **read_all({key: columns[key] for key in keys if key in columns})}
 
 
 def union_meta(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,8 @@ import torch
 from verl_protocol.arguments import flag, whole_number
 from verl_protocol.batch.state import BatchState, check_batch, take
 from verl_protocol.columns import dense, jagged, objects, ops
+from verl_protocol.columns.reading import empty_of
+from verl_protocol.columns.remote import RemoteColumn
 from verl_protocol.errors import InvalidValueError, KeyConflictError, short
 from verl_protocol.kinds import is_jagged
 
@@ -111,7 +113,7 @@ def pad_dataproto_to_divisor(
 
 
 def _add_mask(data: BatchPadding, key: str) -> None:
-    tensors = data._columns()
+    tensors = data._held()
     if key in tensors or key in data.non_tensor_batch:
         raise KeyConflictError([key], "a column and the pad mask")
     device = next((column.device for column in tensors.values()), None)
@@ -155,6 +157,8 @@ def _with_zero_rows(columns: Mapping[str, Any], pad_size: int) -> dict[str, Any]
 
 def zero_rows(column: Any, num_rows: int) -> Any:
     """Rows of zeros like those of `column`; None for objects, empty rows for jagged columns."""
+    if isinstance(column, RemoteColumn):
+        return zero_rows(empty_of(column.form), num_rows)
     if is_jagged(column):
         parts = jagged.jagged_parts(column)
         empty = parts.values.narrow(parts.dim - 1, 0, 0)

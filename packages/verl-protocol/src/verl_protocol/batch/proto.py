@@ -87,7 +87,7 @@ class DataProto(BatchColumns):
             if checks.array_column(key, column) is not column:
                 reason = "a non-tensor column must be an array; from_dict takes lists"
                 raise checks.no_column(key, column, reason)
-        tensors = checks.tensor_columns(self._columns()) if tensordict is None else self._columns()
+        tensors = checks.tensor_columns(self._held()) if tensordict is None else self._held()
         known = self._row_count() if self._has_batch() else None
         checks.check_columns(tensors, self.non_tensor_batch, known)
 
@@ -331,7 +331,7 @@ class DataProto(BatchColumns):
         made = self._with(None, self._row_count(), {}, {})
         memo[id(self)] = made
         made.__dict__.update(copy.deepcopy(self._private(), memo))
-        held = self._columns()
+        held = self._held()
         memo.update({id(column): column.clone() for column in held.values() if _in_graph(column)})
         tensors = ops.keep_shared(ops.sharing(held), copy.deepcopy(held, memo)) if self._has_batch() else None
         made._set_columns(tensors, self._row_count(), self._batch_device())

@@ -19,6 +19,7 @@ from verl_protocol.batch.state import check_batch
 from verl_protocol.columns import objects, ops, partition
 from verl_protocol.columns.checks import Keys, check_keys, key_list
 from verl_protocol.columns.index import IndexLike, is_single_row, normalise_index, normalise_row
+from verl_protocol.columns.reading import read
 from verl_protocol.errors import (
     ColumnError,
     InvalidArgumentError,
@@ -71,7 +72,7 @@ def unfold_column_chunks(data: B, n_split: SupportsIndex, split_keys: Keys) -> B
     """Cut the columns `split_keys` into `n_split` pieces along dim 1, one row each; repeat the others."""
     n_split, count = whole_number("n_split", n_split, 1), data._row_count()
     split = key_list(split_keys)
-    known = [*data._columns(), *data.non_tensor_batch]
+    known = [*data._held(), *data.non_tensor_batch]
     if missing := [key for key in split if key not in known]:
         raise UnknownKeyError(missing, "column", known)
 
@@ -85,7 +86,7 @@ def unfold_column_chunks(data: B, n_split: SupportsIndex, split_keys: Keys) -> B
 
 
 def _cut(key: str, column: Any, n_split: int) -> Any:
-    column = _stacked(key, column)
+    column = _stacked(key, read(column, key))
     width = column.shape[1] if column.ndim > 1 else None
     if width is None or (isinstance(column, torch.Tensor) and column.is_nested):
         raise ColumnError(f"column {key!r}: it has no width that could be cut into {n_split} pieces")
@@ -181,10 +182,10 @@ def group_by(data: B, key: str) -> dict[Any, B]:
 
 def _group_values(data: BatchRows, key: str) -> Sequence[Hashable]:
     check_keys([key])
-    columns = _all_columns(data)
+    columns = {**data._held(), **data.non_tensor_batch}
     if key not in columns:
         raise UnknownKeyError([key], "column", columns)
-    column = columns[key]
+    column = read(columns[key], key)
     if column.ndim != 1 or getattr(column, "is_nested", False):
         raise ColumnError(
             f"column {key!r}: rows can be grouped by a column of scalars or hashable objects only"

@@ -7,7 +7,7 @@ on, so that `data.batch["k"] = ...` counts. Nothing outside this file needs to k
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, overload
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from verl_protocol.batch.metadata import copy_meta
 from verl_protocol.columns import ops
 from verl_protocol.columns.checks import no_column
 from verl_protocol.columns.index import RowIndex
+from verl_protocol.columns.reading import ColumnsOnDemand, held_in, read_all
+from verl_protocol.columns.remote import RemoteColumn, may_travel
 from verl_protocol.errors import InvalidTypeError, RowCountError, different_row_counts
 from verl_protocol.kinds import is_tensordict
 from verl_protocol.wire import reduce
@@ -87,7 +89,11 @@ class BatchState(Composite):
             from tensordict import TensorDict
 
             batch_size = [self._num_rows] * self._row_dims
-            built = TensorDict(dict(tensors), batch_size=batch_size, device=self._device)
+            remote = any(isinstance(column, RemoteColumn) for column in tensors.values())
+            held = {} if remote else dict(tensors)
+            built = TensorDict(held, batch_size=batch_size, device=self._device)
+            if remote:
+                _fill(built, tensors)
             # setdefault: of two threads that build at once, both must go on with the same one.
             self.__dict__.setdefault("_tensordict", built)
             self._tensors, self._built_here = None, True
@@ -118,11 +124,16 @@ class BatchState(Composite):
         return self._tensordict is not None or self._tensors is not None
 
     def _columns(self) -> dict[str, torch.Tensor]:
-        """The tensor columns in a dict of their own."""
-        tensors = self._tensors
-        if self._tensordict is not None:
-            return cast("dict[str, torch.Tensor]", dict(self._tensordict.items()))
-        return {} if tensors is None else dict(tensors)
+        """The tensor columns in a dict of their own, all of them here: remote ones are read in one round."""
+        return read_all(self._held())
+
+    def _held(self) -> dict[str, Any]:
+        """The tensor columns in a dict of their own, as they are held: remote ones stay where they are."""
+        tensors, tensordict = self._tensors, self._tensordict
+        if tensordict is not None:
+            entries = getattr(tensordict, "_tensordict", None)
+            return held_in(entries if isinstance(entries, ColumnsOnDemand) else dict(tensordict.items()))
+        return {} if tensors is None else held_in(tensors)
 
     def _batch_device(self) -> torch.device | None:
         """The device that the TensorDict declares; None if it declares none."""
@@ -183,7 +194,8 @@ class BatchState(Composite):
         others = (columns, part(self.meta_info), part(self._private()))
         if self._tensordict is not None and not self._is_columns_only(self._tensordict):
             return restore_batch, (VersionTag(), type(self), part(self._tensordict), 0, on_device, *others)
-        tensors = {key: part(tensor) for key, tensor in self._columns().items()}
+        columns = _trimmed(self._held()) if may_travel() else self._columns()
+        tensors = {key: part(column) for key, column in columns.items()}
         held = tensors if self._has_batch() else None
         return restore_batch, (VersionTag(), type(self), held, self._row_count(), on_device, *others)
 
@@ -199,7 +211,7 @@ class BatchState(Composite):
     ) -> Self:
         """A batch of `num_rows` rows whose every column, the pad mask too, went through `operation`."""
         self._checked_rows()
-        tensors = operation(self._columns()) if self._has_batch() else None
+        tensors = operation(self._held()) if self._has_batch() else None
         made = self._with(tensors, num_rows, operation(self.non_tensor_batch), meta)
         if self._pad_mask is not None:
             made._pad_mask = operation({PAD_MASK: self._pad_mask})[PAD_MASK]
@@ -208,7 +220,7 @@ class BatchState(Composite):
     def _split_rows(self, sizes: Sequence[int]) -> list[Self]:
         """Consecutive pieces of these sizes, as views; each has all of meta_info."""
         self._checked_rows()
-        tensors = ops.split_all(self._columns(), sizes) if self._has_batch() else [None] * len(sizes)
+        tensors = ops.split_all(self._held(), sizes) if self._has_batch() else [None] * len(sizes)
         arrays = ops.split_all(self.non_tensor_batch, sizes)
         pieces = [self._with(*piece) for piece in zip(tensors, sizes, arrays, strict=True)]
         if self._pad_mask is not None:
@@ -237,7 +249,7 @@ class BatchState(Composite):
 
     def _become(self, other: BatchState) -> None:
         """Take over the columns, meta_info and flags of `other`, which nobody else holds."""
-        tensors = other._columns() if other._has_batch() else None
+        tensors = other._held() if other._has_batch() else None
         self._set_columns(tensors, other._row_count(), other._batch_device())
         self.non_tensor_batch, self.meta_info = other.non_tensor_batch, other.meta_info
         self._auto_padding, self._pad_mask = other._auto_padding, other._pad_mask
@@ -248,11 +260,20 @@ def _is_writable(tensordict: TensorDict, tensors: Mapping[str, Any]) -> bool:
     from tensordict import TensorDict
 
     plain = type(tensordict) is TensorDict and not tensordict.is_locked
-    return plain and all(isinstance(value, torch.Tensor) for value in tensors.values())
+    return plain and all(isinstance(value, (torch.Tensor, RemoteColumn)) for value in tensors.values())
+
+
+def _fill(tensordict: TensorDict, columns: Mapping[str, Any]) -> None:
+    """Make `columns`, some of which are remote, the entries of a TensorDict, which reads them on demand."""
+    # A private attribute: TensorDict has no public way to hold an entry that is not here yet.
+    tensordict._tensordict = ColumnsOnDemand(columns)
 
 
 def _rewrite(tensordict: TensorDict, tensors: Mapping[str, torch.Tensor]) -> None:
     """Make `tensors` the entries of this TensorDict, so that whoever holds it sees them."""
+    if any(isinstance(column, RemoteColumn) for column in tensors.values()):
+        _fill(tensordict, tensors)
+        return
     held = dict(tensordict.items())
     for key in [key for key, value in held.items() if tensors.get(key) is not value]:
         tensordict.del_(key)
@@ -264,6 +285,13 @@ def _rewrite(tensordict: TensorDict, tensors: Mapping[str, torch.Tensor]) -> Non
 def not_batches(found: object) -> InvalidTypeError:
     """The error about something else where batches are expected."""
     return InvalidTypeError(f"expected DataProto objects, got {found}")
+
+
+def _trimmed(columns: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: column.trimmed() if isinstance(column, RemoteColumn) else column
+        for key, column in columns.items()
+    }
 
 
 def check_batch(value: object) -> None:

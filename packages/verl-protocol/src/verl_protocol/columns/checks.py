@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from verl_protocol.arguments import mapping
 from verl_protocol.columns import dense, jagged, objects, ops
+from verl_protocol.columns.remote import ColumnForm, RemoteColumn
 from verl_protocol.errors import (
     ColumnError,
     InvalidTypeError,
@@ -84,7 +85,7 @@ def check_devices(tensors: Mapping[str, Any]) -> None:
 
 
 def _tensor_column(key: str, value: Any) -> Any:
-    if is_tensordict(value):
+    if is_tensordict(value) or isinstance(value, RemoteColumn):
         return value
     if not isinstance(value, torch.Tensor):
         raise no_column(key, value, "a tensor column must be a torch.Tensor; other rows go to non_tensors")
@@ -316,6 +317,8 @@ def _facts(column: Any, padded: bool) -> Iterator[tuple[str, Any]]:
     """What must be the same in all parts, the most telling first."""
     if isinstance(column, np.ndarray):
         yield from {"type": "array", "kind": column.dtype.kind, "row shape": column.shape[1:]}.items()
+    elif isinstance(column, RemoteColumn):
+        yield from _facts_of_form(column.form, padded)
     elif is_jagged(column):
         parts = jagged.jagged_parts(column)
         shape = tuple("*" if dim == parts.dim - 1 else size for dim, size in enumerate(parts.values.shape))
@@ -330,6 +333,15 @@ def _facts(column: Any, padded: bool) -> Iterator[tuple[str, Any]]:
         yield "batch dims", column.batch_size[1:]
     else:
         yield "type", type(column).__name__
+
+
+def _facts_of_form(form: ColumnForm, padded: bool) -> Iterator[tuple[str, Any]]:
+    shape = tuple("*" if size is None or padded else size for size in form.row_shape)
+    if form.kind == "jagged":
+        yield from {"type": "jagged tensor", "ragged dim": form.row_shape.index(None) + 1}.items()
+    else:
+        yield "type", "dense tensor"
+    yield from {"row shape": shape, "dtype": form.dtype, "device": form.device}.items()
 
 
 Keys: TypeAlias = "str | Iterable[str] | None"

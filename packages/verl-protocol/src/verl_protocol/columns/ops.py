@@ -1,8 +1,8 @@
 """Row operations on one column: the single core under `DataProto` and `tensordict_ops`.
 
-A column is a dense tensor, a jagged tensor or a numpy array; its rows lie along dimension 0. None of these
-functions changes its arguments. `narrow`, `split` and `take` by a range that counts up give views of the
-storage; everything else copies each byte once.
+A column is a dense tensor, a jagged tensor, a numpy array, or a remote column of such; its rows lie along
+dimension 0. None of these functions changes its arguments. `narrow`, `split` and `take` by a range that
+counts up give views of the storage; everything else copies each byte once, and of a remote column nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from verl_protocol.columns import dense, jagged, objects
 from verl_protocol.columns.index import RowIndex, normalise_index
+from verl_protocol.columns.remote import RemoteColumn, concat_remote
 from verl_protocol.kinds import is_jagged
 
 __all__ = [
@@ -65,6 +66,8 @@ def _narrow(column: Any, start: int, stop: int) -> Any:
         return column.narrow(0, start, stop - start)
     if isinstance(column, np.ndarray):
         return column[start:stop]
+    if isinstance(column, RemoteColumn):
+        return _take_remote(column, range(start, stop))
     return objects.map_rows(column, stop - start, lambda part: _narrow(part, start, stop))
 
 
@@ -98,6 +101,8 @@ def take(column: C, index: RowIndex) -> C:
 
 
 def _take(column: Any, index: RowIndex) -> Any:
+    if isinstance(column, RemoteColumn):
+        return _take_remote(column, index)
     if isinstance(index, range):
         if index.step == 1 or len(index) < 2:
             start = index.start if len(index) else 0
@@ -113,6 +118,14 @@ def _take(column: Any, index: RowIndex) -> Any:
     return objects.map_rows(column, index.numel(), lambda part: _take(part, rows))
 
 
+def _take_remote(column: RemoteColumn, index: RowIndex) -> RemoteColumn:
+    taken = column.take(index)
+    if column.fetched is not None and isinstance(index, range):
+        # A view of what has been read costs nothing, and shows what is written there as any view does.
+        taken.keep(_take(column.fetched, index))
+    return taken
+
+
 def repeat(column: C, times: int, interleave: bool = True) -> C:
     """Every row `times` times: `a a b b` (interleave) or `a b a b`."""
     return _repeat(column, times, interleave)  # type: ignore[no-any-return]
@@ -125,6 +138,8 @@ def _repeat(column: Any, times: int, interleave: bool) -> Any:
         return dense.repeat_dense(column, times, interleave)
     if isinstance(column, np.ndarray):
         return column[_repeated_rows(len(column), times, interleave)]
+    if isinstance(column, RemoteColumn):
+        return column.repeat(times, interleave)
     count = num_rows(column) * times
     return objects.map_rows(column, count, lambda part: _repeat(part, times, interleave))
 
@@ -141,6 +156,8 @@ def concat(columns: Sequence[C]) -> C:
 
 def _concat(columns: Sequence[Any]) -> Any:
     first = columns[0]
+    if any(isinstance(column, RemoteColumn) for column in columns):
+        return concat_remote(columns)
     if isinstance(first, torch.Tensor):
         return jagged.concat_jagged(columns) if first.is_nested else dense.concat_dense(columns)
     if isinstance(first, np.ndarray):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from verl_protocol.columns import jagged, ops
 from verl_protocol.columns.remote import ColumnForm, Piece, RemoteColumn, Store, same_rows
 
-__all__ = ["InProcessStore", "Stored", "read", "read_all"]
+__all__ = ["ColumnsOnDemand", "InProcessStore", "Stored", "empty_of", "held_in", "read", "read_all"]
 
 
 class Stored:
@@ -106,7 +106,7 @@ def _assembled(
     """The rows of columns that lie side by side, in memory that nobody else has."""
     model = next(iter(columns.values()))
     if not len(model):
-        return {key: _empty(column.form) for key, column in columns.items()}
+        return {key: empty_of(column.form) for key, column in columns.items()}
     parts = [
         {key: _rows_of(column.pieces[place], fetched) for key, column in columns.items()}
         for place in range(len(model.pieces))
@@ -115,9 +115,12 @@ def _assembled(
     taken = ops.take_all(whole, model.rows)
     is_view = len(parts) == 1 and isinstance(model.rows, range)
     made = ops.concat_all([taken]) if is_view else taken
-    for column in made.values():
+    for key, column in made.items():
+        device = columns[key].form.device
         if isinstance(column, np.ndarray):
             column.flags.writeable = False
+        elif device is not None and column.device != device:
+            made[key] = column.to(device)
     return made
 
 
@@ -125,7 +128,8 @@ def _rows_of(piece: Piece, fetched: Mapping[Any, Mapping[str, Any]]) -> Any:
     return piece.ref if piece.store is None else fetched[piece.ref][piece.key]
 
 
-def _empty(form: ColumnForm) -> Any:
+def empty_of(form: ColumnForm) -> Any:
+    """A column of this form without rows."""
     if form.kind == "array":
         return np.empty((0, *form.row_shape), dtype=form.dtype)
     sizes = [size or 0 for size in form.row_shape]
@@ -134,3 +138,50 @@ def _empty(form: ColumnForm) -> Any:
     dim = form.row_shape.index(None) + 1
     values = torch.empty(sizes, dtype=form.dtype, device=form.device)
     return jagged.build_jagged(values, jagged.offsets_of(torch.empty(0, dtype=torch.int64)), dim)
+
+
+class ColumnsOnDemand(dict[str, Any]):
+    """A dict of columns that reads a remote one when it is asked for; keys and length read nothing."""
+
+    def __getitem__(self, key: str) -> Any:
+        return read(super().__getitem__(key), key)
+
+    # A dict whose iteration is its own is copied through `keys` and `[]`, and not past this class.
+    def __iter__(self) -> Iterator[str]:
+        return super().__iter__()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The column, here."""
+        return read(super().get(key, default), key)
+
+    def items(self) -> Any:
+        """Keys and columns, all read in one round."""
+        return read_all(dict(self.held())).items()
+
+    def values(self) -> Any:
+        """The columns, all read in one round."""
+        return read_all(dict(self.held())).values()
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Take the column out, here."""
+        return read(super().pop(key, *default), key)
+
+    def popitem(self) -> tuple[str, Any]:
+        """Take the last column out, here."""
+        key, column = super().popitem()
+        return key, read(column, key)
+
+    def held(self) -> Iterator[tuple[str, Any]]:
+        """Keys and columns as they are held: remote ones unread."""
+        return ((key, _settled(column)) for key, column in super().items())
+
+
+def held_in(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns as they are held, in a dict of their own: remote ones unread, unless written to."""
+    if isinstance(columns, ColumnsOnDemand):
+        return dict(columns.held())
+    return {key: _settled(column) for key, column in columns.items()}
+
+
+def _settled(column: Any) -> Any:
+    return column.settled() if isinstance(column, RemoteColumn) else column

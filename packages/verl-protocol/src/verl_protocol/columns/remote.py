@@ -8,7 +8,9 @@ reads from is not known here; a store is whatever gives the values of references
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -19,7 +21,18 @@ from verl_protocol.columns.index import RowIndex
 from verl_protocol.columns.jagged import ragged_dim
 from verl_protocol.kinds import is_jagged
 
-__all__ = ["ColumnForm", "Origin", "Piece", "RemoteColumn", "Store", "concat_remote", "form_of", "same_rows"]
+__all__ = [
+    "ColumnForm",
+    "Origin",
+    "Piece",
+    "RemoteColumn",
+    "Store",
+    "concat_remote",
+    "form_of",
+    "may_travel",
+    "references_travel",
+    "same_rows",
+]
 
 
 class Store(Protocol):
@@ -197,9 +210,55 @@ class RemoteColumn:
         moved[used] = torch.from_numpy(starts[:-1] - ends[:-1][used])
         return RemoteColumn(self.form, [self.pieces[place] for place in used], _as_range(rows + moved[owner]))
 
+    def to(self, device: torch.device) -> RemoteColumn:
+        """The same rows, to be read onto a device."""
+        moved = RemoteColumn(self.form._replace(device=device), self.pieces, self.rows)
+        if self._fetched is not None:
+            moved.keep(self._fetched.to(device))
+        return moved
+
+    def names_same(self, other: RemoteColumn) -> bool:
+        """Whether both are the same rows of the same pieces, in the same order."""
+        return (
+            len(self.pieces) == len(other.pieces)
+            and all(one.holds_same(another) for one, another in zip(self.pieces, other.pieces, strict=True))
+            and same_rows(self.rows, other.rows)
+        )
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it has less than an eighth of the rows that its pieces keep in the store."""
+        return 8 * len(self) < sum(piece.num_rows for piece in self.trimmed().pieces)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RemoteColumn:
+        return RemoteColumn(self.form, self.pieces, self.rows)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not may_travel():
+            raise TypeError("a remote column is pickled by the batch that it belongs to")
+        return RemoteColumn, (self.form, self.pieces, self.rows)
+
     def __repr__(self) -> str:
         places = f"{len(self.pieces)} piece{'' if len(self.pieces) == 1 else 's'}"
         return f"RemoteColumn({self.form.kind} {self.dtype}{list(self.shape)} in {places})"
+
+
+_travels: ContextVar[bool] = ContextVar("verl_protocol_references_travel", default=False)
+
+
+def may_travel() -> bool:
+    """Whether what is being pickled goes to somebody who can read the same store."""
+    return _travels.get()
+
+
+@contextmanager
+def references_travel() -> Iterator[None]:
+    """What is pickled here is a message of ours: remote columns stay where they are, their references go."""
+    token = _travels.set(True)
+    try:
+        yield
+    finally:
+        _travels.reset(token)
 
 
 def concat_remote(columns: Sequence[Any]) -> RemoteColumn:

@@ -59,8 +59,8 @@ def _children(value: Any) -> Iterable[tuple[object, Any]]:
         return _items(value)
     if is_jagged(value):
         return _parts_of_jagged(value)
-    if hasattr(value, "_columns"):
-        return [*value._columns().items(), *value.non_tensor_batch.items(), ("meta_info", value.meta_info)]
+    if hasattr(value, "_held"):
+        return [*value._held().items(), *value.non_tensor_batch.items(), ("meta_info", value.meta_info)]
     if is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name, None)) for field in fields(value)]
     return ()

@@ -1,0 +1,101 @@
+"""A batch taken apart for a store: large columns as a few objects, the rest as a batch that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import torch
+
+from verl_protocol.batch.state import BatchState
+from verl_protocol.columns import jagged, ops
+from verl_protocol.columns.remote import Origin, Piece, RemoteColumn, Store, form_of
+from verl_protocol.kinds import is_jagged
+
+__all__ = ["LARGE_BYTES", "MOST_OBJECTS", "bound", "set_apart"]
+
+S = TypeVar("S", bound=BatchState)
+
+LARGE_BYTES: Final = 100_000
+"""A column of fewer bytes costs less inside the message than as an object of its own."""
+
+_HEAVY_BYTES: Final = 4_000_000
+"""From here on a column lies alone, so that nodes which do not read it need not get it with the others."""
+
+_MOST_ALONE: Final = 3
+MOST_OBJECTS: Final = _MOST_ALONE + 1
+"""Each object costs Ray about a millisecond, so all columns that are not heavy share one."""
+
+_CPU = torch.device("cpu")
+
+
+class _Unbound:
+    """The store of pieces that name an object by its number, until `bound` says where the objects lie."""
+
+    def fetch(self, refs: Sequence[Any], wanted: str) -> list[Mapping[str, Any]]:
+        """Not possible."""
+        raise RuntimeError(f"{wanted} is read before it is known where it lies")
+
+    def __reduce__(self) -> str:
+        return "UNBOUND"
+
+
+UNBOUND: Final = _Unbound()
+
+
+def set_apart(batch: S, large_bytes: int = LARGE_BYTES) -> tuple[S, list[dict[str, Any]]]:
+    """The batch with its large tensor columns as remote ones, and the objects that these are to be read from.
+
+    Columns that are remote already stay as they are. On its way through a store a tensor comes to the CPU.
+
+    Args:
+        large_bytes: from which size on a column is set apart.
+    """
+    held = batch._held()
+    sizes = {key: _nbytes(column) for key, column in held.items() if _can_lie_apart(column)}
+    large = [key for key, nbytes in sizes.items() if nbytes >= large_bytes]
+    together = {key for pair in ops.sharing(held).items() for key in pair}
+    heavy = [key for key in large if sizes[key] >= _HEAVY_BYTES and key not in together]
+    alone = sorted(heavy, key=lambda key: sizes[key])[-_MOST_ALONE:]
+    groups = [[key] for key in alone]
+    if rest := [key for key in large if key not in alone]:
+        groups.append(rest)
+    objects = [{key: held[key] for key in group} for group in groups]
+    for number, group in enumerate(groups):
+        for key in group:
+            piece = Piece(UNBOUND, number, key, batch._row_count(), sizes[key])
+            held[key] = RemoteColumn(form_of(objects[number][key])._replace(device=_CPU), [piece])
+    if not objects:
+        return batch, []
+    return batch._with(held, batch._row_count(), batch.non_tensor_batch), objects
+
+
+def bound(batch: S, store: Store, refs: Sequence[Any], origin: Origin | None = None) -> S:
+    """The batch that `set_apart` gave, whose objects now lie in `store` under `refs`, in their order."""
+    columns: dict[str, Any] = {
+        key: _bound(column, store, refs, origin) if isinstance(column, RemoteColumn) else column
+        for key, column in batch._held().items()
+    }
+    return batch._with(columns if batch._has_batch() else None, batch._row_count(), batch.non_tensor_batch)
+
+
+def _bound(column: RemoteColumn, store: Store, refs: Sequence[Any], origin: Origin | None) -> RemoteColumn:
+    pieces = [
+        Piece(store, refs[piece.ref], piece.key, piece.num_rows, piece.nbytes, origin)
+        if piece.store is UNBOUND
+        else piece
+        for piece in column.pieces
+    ]
+    return RemoteColumn(column.form, pieces, column.rows)
+
+
+def _can_lie_apart(column: Any) -> bool:
+    plain = type(column) is torch.Tensor and not column.is_nested and column.layout is torch.strided
+    return plain or is_jagged(column)
+
+
+def _nbytes(column: Any) -> int:
+    if is_jagged(column):
+        parts = jagged.jagged_parts(column)
+        return sum(part.nbytes for part in (parts.values, parts.offsets))
+    return int(column.nbytes)
