@@ -98,6 +98,7 @@ def pad_dataproto_to_divisor(
         InvalidValueError: an unknown policy.
         KeyConflictError: the batch has a column `mask_key`.
 
+    >>> from verl_protocol import DataProto
     >>> data = DataProto.from_dict(tensors={"a": torch.arange(3)})
     >>> padded, pad_size = pad_dataproto_to_divisor(data, 4)
     >>> padded.batch["a"].tolist(), pad_size
