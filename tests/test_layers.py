@@ -83,7 +83,8 @@ def test_every_public_name_is_found_whatever_was_imported_before(package: str) -
             if "._" not in module.name and module.name != "verl_dispatch.conformance":
                 importlib.import_module(module.name)
         names = {{name: getattr(package, name) for name in package.__all__}}
-        assert set(names) <= set(dir(package))
+        assert list(names) == sorted(names) == dir(package)
+        assert not hasattr(package, "nothing")
         assert not [name for name, value in names.items() if isinstance(value, types.ModuleType)], names
     """
     assert package in modules_after(textwrap.dedent(script))

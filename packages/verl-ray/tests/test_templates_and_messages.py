@@ -200,12 +200,3 @@ def test_importing_the_package_imports_no_tensordict() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_every_public_name_is_there() -> None:
-    import verl_ray
-
-    assert all(hasattr(verl_ray, name) for name in verl_ray.__all__)
-    assert dir(verl_ray) == sorted(verl_ray.__all__)
-    with pytest.raises(AttributeError, match="nothing"):
-        _ = verl_ray.nothing  # type: ignore[attr-defined]
