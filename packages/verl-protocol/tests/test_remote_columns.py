@@ -26,9 +26,9 @@ class CountingStore(InProcessStore):
     def __init__(self) -> None:
         self.rounds: list[int] = []
 
-    def fetch(self, refs: Sequence[Any], wanted: str) -> list[Mapping[str, Any]]:
-        self.rounds.append(len(refs))
-        return super().fetch(refs, wanted)
+    def fetch(self, pieces: Sequence[Piece], columns: str) -> list[Mapping[str, Any]]:
+        self.rounds.append(len(pieces))
+        return super().fetch(pieces, columns)
 
 
 def stored(column: Any, sizes: Sequence[int], store: InProcessStore | None = None) -> RemoteColumn:

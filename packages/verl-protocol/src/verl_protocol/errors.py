@@ -12,6 +12,7 @@ from typing import Any
 
 __all__ = [
     "ColumnError",
+    "ColumnsLost",
     "DeviceNameError",
     "FileFormatError",
     "InvalidArgumentError",
@@ -206,6 +207,30 @@ class ReadOnlyWriteError(PortableError, RuntimeError):
         super().__init__(
             f"{column!r} was written to in place, but it was passed read-only: its memory is shared with "
             "other readers, which now see the change too; write into a clone, or pass it without read_only"
+        )
+
+
+class ColumnsLost(PortableError, RuntimeError):
+    """Remote columns whose rows are no longer there.
+
+    Attributes:
+        columns: what was read.
+        group: name of the group whose worker made the rows; "" where the driver had stored them.
+        method: the method that made them.
+        rank: its rank.
+        generation: how often its group had been restarted by then.
+    """
+
+    def __init__(
+        self, columns: str, reason: str, group: str = "", method: str = "", rank: int = 0, generation: int = 0
+    ) -> None:
+        self.columns, self.group, self.method = columns, group, method
+        self.rank, self.generation = rank, generation
+        maker = f"rank {rank} of group {group!r} (generation {generation}) made them in method {method!r}"
+        super().__init__(
+            f"rows of {columns} are no longer there: {reason}; "
+            f"{maker if group else 'the driver had put them into the store'}; "
+            "make them again, or keep what must outlive a lost node with .local()"
         )
 
 

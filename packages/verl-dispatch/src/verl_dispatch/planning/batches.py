@@ -49,7 +49,7 @@ def has_rows(value: object) -> bool:
     if not is_batch(value):
         return False
     proto = _as_proto(value)
-    return bool(len(proto) or proto._columns() or proto.non_tensor_batch)
+    return bool(len(proto) or proto._held() or proto.non_tensor_batch)
 
 
 def num_rows(batch: Any) -> int:
@@ -114,7 +114,7 @@ def concat(batches: Sequence[Any]) -> Any:
 def row_weights(batch: Any, key: str) -> Any:
     """One number per row: its entries of a column summed up; None when the batch lacks the column."""
     proto = _as_proto(batch)
-    column = proto._columns().get(key)
+    column = proto.tensor(key) if key in proto._held() else None
     if column is None:
         found = proto.non_tensor_batch.get(key)
         return None if found is None else [_number(value) for value in found]

@@ -32,9 +32,9 @@ _CPU = torch.device("cpu")
 class _Unbound:
     """The store of pieces that name an object by its number, until `bound` says where the objects lie."""
 
-    def fetch(self, refs: Sequence[Any], wanted: str) -> list[Mapping[str, Any]]:
+    def fetch(self, pieces: Sequence[Piece], columns: str) -> list[Mapping[str, Any]]:
         """Not possible."""
-        raise RuntimeError(f"{wanted} is read before it is known where it lies")
+        raise RuntimeError(f"{columns} is read before it is known where it lies")
 
     def __reduce__(self) -> str:
         return "UNBOUND"

@@ -19,7 +19,8 @@ from verl_protocol.columns import ops
 from verl_protocol.columns.checks import no_column
 from verl_protocol.columns.index import RowIndex
 from verl_protocol.columns.reading import ColumnsOnDemand, held_in, read_all
-from verl_protocol.columns.remote import RemoteColumn, may_travel
+from verl_protocol.columns.remote import RemoteColumn
+from verl_protocol.columns.travel import may_travel
 from verl_protocol.errors import InvalidTypeError, RowCountError, different_row_counts
 from verl_protocol.kinds import is_tensordict
 from verl_protocol.wire import reduce

@@ -30,9 +30,9 @@ class InProcessStore:
         """A reference to columns that nobody will write to."""
         return Stored(columns)
 
-    def fetch(self, refs: Sequence[Stored], wanted: str) -> list[Mapping[str, Any]]:
-        """What each reference stands for."""
-        return [ref.columns for ref in refs]
+    def fetch(self, pieces: Sequence[Piece], columns: str) -> list[Mapping[str, Any]]:
+        """What the reference of each piece stands for."""
+        return [piece.ref.columns for piece in pieces]
 
 
 def read(column: Any, key: str = "a column") -> Any:
@@ -88,17 +88,17 @@ def _lie_side_by_side(first: RemoteColumn, second: RemoteColumn) -> bool:
 
 def _fetch(columns: Mapping[str, RemoteColumn]) -> dict[Any, Mapping[str, Any]]:
     """What all pieces of these columns lie in, by store and reference."""
-    wanted: dict[int, tuple[Store, dict[Any, None], dict[str, None]]] = {}
+    wanted: dict[int, tuple[Store, dict[Any, Piece], dict[str, None]]] = {}
     for key, column in columns.items():
         for piece in column.pieces:
             if piece.store is not None:
-                _, refs, keys = wanted.setdefault(id(piece.store), (piece.store, {}, {}))
-                refs[piece.ref] = None
+                _, pieces, keys = wanted.setdefault(id(piece.store), (piece.store, {}, {}))
+                pieces[piece.ref] = piece
                 keys[key] = None
     found: dict[Any, Mapping[str, Any]] = {}
-    for store, refs, keys in wanted.values():
-        values = store.fetch(list(refs), ", ".join(keys))
-        found.update(zip(refs, values, strict=True))
+    for store, pieces, keys in wanted.values():
+        values = store.fetch(list(pieces.values()), ", ".join(keys))
+        found.update(zip(pieces, values, strict=True))
     return found
 
 

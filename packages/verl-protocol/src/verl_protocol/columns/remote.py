@@ -8,9 +8,7 @@ reads from is not known here; a store is whatever gives the values of references
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -19,6 +17,7 @@ import torch
 
 from verl_protocol.columns.index import RowIndex
 from verl_protocol.columns.jagged import ragged_dim
+from verl_protocol.columns.travel import may_travel
 from verl_protocol.kinds import is_jagged
 
 __all__ = [
@@ -29,8 +28,6 @@ __all__ = [
     "Store",
     "concat_remote",
     "form_of",
-    "may_travel",
-    "references_travel",
     "same_rows",
 ]
 
@@ -38,12 +35,17 @@ __all__ = [
 class Store(Protocol):
     """Where pieces of columns lie."""
 
-    def fetch(self, refs: Sequence[Any], wanted: str) -> list[Mapping[str, Any]]:
-        """What each reference stands for: columns by key, which nobody writes to.
+    def fetch(self, pieces: Sequence[Piece], columns: str) -> list[Mapping[str, Any]]:
+        """What the reference of each piece stands for: columns by key, which nobody writes to.
+
+        References are hashable, and equal where they stand for the same.
 
         Args:
-            refs: references of this store, each once; hashable, and equal where they stand for the same.
-            wanted: what is read, for the error of a fetch that fails.
+            pieces: pieces in this store, one of each reference.
+            columns: names of the columns that are read, for the error.
+
+        Raises:
+            ColumnsLost: what a reference stands for is no longer there.
         """
         ...
 
@@ -241,24 +243,6 @@ class RemoteColumn:
     def __repr__(self) -> str:
         places = f"{len(self.pieces)} piece{'' if len(self.pieces) == 1 else 's'}"
         return f"RemoteColumn({self.form.kind} {self.dtype}{list(self.shape)} in {places})"
-
-
-_travels: ContextVar[bool] = ContextVar("verl_protocol_references_travel", default=False)
-
-
-def may_travel() -> bool:
-    """Whether what is being pickled goes to somebody who can read the same store."""
-    return _travels.get()
-
-
-@contextmanager
-def references_travel() -> Iterator[None]:
-    """What is pickled here is a message of ours: remote columns stay where they are, their references go."""
-    token = _travels.set(True)
-    try:
-        yield
-    finally:
-        _travels.reset(token)
 
 
 def concat_remote(columns: Sequence[Any]) -> RemoteColumn:

@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from verl_protocol.columns.travel import references_travel
 from verl_protocol.errors import ReadOnlyWriteError, UnknownDtypeError, WireVersionError
 from verl_protocol.wire.buffers import (
     WIRE_VERSION,
@@ -110,29 +111,38 @@ class Packed:
     value: Any
     readers: Readers
     pickler: type[pickle.Pickler]
+    references: bool = False
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickled here and not before, so that references inside count for the pickle around.
-        data, buffers = dumps(self.value, pickler=self.pickler)
+        with references_travel() if self.references else nullcontext():
+            data, buffers = dumps(self.value, pickler=self.pickler)
         if protocol < 5:
             return unpack, (VersionTag(), "many", data, [bytes(buffer.raw()) for buffer in buffers])
         outer = pickle.PickleBuffer(data) if len(data) > _LARGE_BYTES else data
         return unpack, (VersionTag(), self.readers, outer, buffers)
 
 
-def pack(value: object, *, readers: Readers = "many", pickler: type[pickle.Pickler] | None = None) -> Packed:
+def pack(
+    value: object,
+    *,
+    readers: Readers = "many",
+    pickler: type[pickle.Pickler] | None = None,
+    references: bool = False,
+) -> Packed:
     """`value`, to be pickled with every tensor and array in it as one out-of-band buffer.
 
     Args:
         value: a batch, TensorDict, state_dict, or anything with tensors and arrays inside.
         readers: how the buffers are read, see `loads`.
         pickler: for what is no tensor; None for `pickle.Pickler`.
+        references: whether the reader can read the stores that remote columns lie in: then these stay there.
 
     >>> import torch
     >>> pickle.loads(pickle.dumps(pack({"weight": torch.ones(2)}), protocol=5))
     {'weight': tensor([1., 1.])}
     """
-    return Packed(value, readers, pickle.Pickler if pickler is None else pickler)
+    return Packed(value, readers, pickle.Pickler if pickler is None else pickler, references)
 
 
 def unpack(version: int, readers: Readers, data: Any, buffers: Sequence[Any]) -> Any:
