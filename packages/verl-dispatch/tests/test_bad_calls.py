@@ -20,19 +20,19 @@ from verl_dispatch import (
     register_execute_mode,
 )
 from verl_dispatch.errors import (
-    AnswersDifferError,
+    AnswerError,
     CallOptionError,
+    InvalidModeError,
     MeshError,
     MixedOrderWarning,
-    RankSetError,
-    SelectedRanksError,
     UnevenRowsError,
     UnknownMemberError,
     UnknownMeshError,
     UnsplittableArgumentError,
+    WorkerClassError,
 )
-from verl_dispatch.workers.roles import InvalidRolesError
 from verl_protocol import DataProto, DataProtoFuture
+from verl_protocol.errors import InvalidValueError
 
 
 class Echo(Worker):
@@ -215,7 +215,7 @@ def test_a_custom_mode_that_never_looks_at_an_option_says_so() -> None:
 def test_an_execute_mode_that_selects_no_valid_ranks(group: Any, given: Any) -> None:
     mode = register_execute_mode("ODD_ONES", lambda world_size: given)
     try:
-        with pytest.raises(SelectedRanksError, match=r"ODD_ONES of 'value': select_ranks\(4\) gave .*0\.\.3"):
+        with pytest.raises(InvalidModeError, match=r"ODD_ONES of 'value': select_ranks\(4\) gave .*0\.\.3"):
             group.value.options(execute_mode=mode)(1)
     finally:
         Execute.remove("ODD_ONES")
@@ -231,7 +231,9 @@ def test_numbers_of_numpy_are_ranks_and_sizes(group: Any) -> None:
     finally:
         Execute.remove("OF_NUMPY")
     assert Mesh.from_sizes("m", {"dp": two}) == Mesh.from_sizes("m", {"dp": 2})
-    with pytest.raises(RankSetError, match=r"arguments of 'each' .*argument 0 \('value'\).*ranks \[True\]"):
+    with pytest.raises(
+        InvalidValueError, match=r"arguments of 'each' .*argument 0 \('value'\).*ranks \[True\]"
+    ):
         group.each({True: "b"})
 
 
@@ -271,7 +273,7 @@ def test_answers_that_do_not_fit_together_name_method_and_ranks(
     group: Any = LocalWorkerGroup(Odd, 4)
     group.add_mesh(Mesh.from_sizes("m", {"dp": 2, "tp": 2}, answering={"tp": -1}))
     method = group.answer.options(auto_padding=padded or None, blocking=not later)
-    with pytest.raises(AnswersDifferError, match=f"of 'answer' cannot be joined.*{problem}") as caught:
+    with pytest.raises(AnswerError, match=f"of 'answer' cannot be joined.*{problem}") as caught:
         ready(method(batch(3 if padded else 4)))
     assert "part 1 is the answer of rank 3" in str(caught.value)
     assert ("belongs in meta_info['metrics']" in str(caught.value)) == (what == "meta")
@@ -327,10 +329,10 @@ def test_dp_ranks_are_whole_numbers() -> None:
 
 def test_roles_have_names() -> None:
     classes: Any = {3: Echo}
-    with pytest.raises(InvalidRolesError, match="expected a name for each role"):
+    with pytest.raises(WorkerClassError, match="expected a name for each role"):
         create_colocated_worker_raw_cls(classes)
     no_classes: Any = [Echo]
-    with pytest.raises(InvalidRolesError, match="expected a dict of role and class"):
+    with pytest.raises(WorkerClassError, match="expected a dict of role and class"):
         create_colocated_worker_raw_cls(no_classes)
     group: Any = LocalWorkerGroup(create_colocated_worker_raw_cls({"actor": Echo}), 2)
     assert group.spawn("actor")["actor"].value(1) == [1, 1]

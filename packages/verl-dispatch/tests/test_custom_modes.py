@@ -25,7 +25,7 @@ from verl_dispatch import (
     register_execute_mode,
     update_dispatch_mode,
 )
-from verl_dispatch.errors import CallOptionError, DispatchResultError, SelectedRanksError
+from verl_dispatch.errors import CallOptionError, InvalidModeError
 from verl_protocol import DataProto, DataProtoFuture
 
 
@@ -176,7 +176,7 @@ def test_what_no_call_can_be_made_of_is_an_error_naming_the_mode(result: Any, pr
         return result(group)
 
     group = LocalWorkerGroup(echo({"dispatch_fn": strange, "collect_fn": total}), 3)
-    with pytest.raises(DispatchResultError, match=f"mode strange .*{problem}"):
+    with pytest.raises(InvalidModeError, match=f"mode strange .*{problem}"):
         group.f()
 
 
@@ -304,9 +304,7 @@ def test_a_strategy_never_loses_rows(ends: Execute) -> None:
 def test_a_strategy_that_names_no_valid_ranks_is_an_error(ranks: list[int]) -> None:
     strange = register_execute_mode("STRANGE", lambda world_size: ranks)
     try:
-        with pytest.raises(
-            SelectedRanksError, match=r"STRANGE of 'f': select_ranks\(4\) gave .* each of 0..3"
-        ):
+        with pytest.raises(InvalidModeError, match=r"STRANGE of 'f': select_ranks\(4\) gave .* each of 0..3"):
             LocalWorkerGroup(echo(Dispatch.ONE_TO_ALL, execute_mode=strange), 4).f(1)
     finally:
         Execute.remove("STRANGE")

@@ -26,7 +26,7 @@ from verl_dispatch import (
     dispatch_one_to_all,
     make_nd_compute_dataproto_dispatch_fn,
 )
-from verl_dispatch.errors import AnswerNotBatchError, EntryCountError, MeshError, UnevenRowsError
+from verl_dispatch.errors import AnswerError, EntryCountError, MeshError, UnevenRowsError
 from verl_protocol import DataProto, DataProtoFuture
 
 
@@ -169,7 +169,7 @@ def test_tensordicts_join_their_metrics_and_must_agree_otherwise() -> None:
 
 
 def test_what_cannot_be_joined_is_an_error() -> None:
-    with pytest.raises(AnswerNotBatchError, match=r"rank 1 answered of type int"):
+    with pytest.raises(AnswerError, match=r"rank 1 answered of type int"):
         _concat_data_proto_or_future([batch(2), 3])
     with pytest.raises((TypeError, ValueError), match="TensorDict"):
         _concat_data_proto_or_future([batch(2), batch(2).to_tensordict()])

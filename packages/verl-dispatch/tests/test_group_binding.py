@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 from verl_dispatch import Dispatch, Execute, LocalWorkerGroup, Worker, WorkerGroup, register
-from verl_dispatch.errors import (
-    MethodOverrideError,
-    NotPicklableError,
-    ReservedNameError,
-    UnknownMethodError,
-    WorkerGroupError,
-)
+from verl_dispatch.errors import NotPicklableError, UnknownMethodError, WorkerClassError, WorkerGroupError
 from verl_dispatch.groups.group import RESERVED_NAMES
 
 
@@ -139,7 +133,7 @@ def test_names_that_the_group_needs_are_refused_before_any_worker_is_built(name:
 
     registered = register(dispatch_mode=Dispatch.ONE_TO_ALL)(method)
     cls = type("A", (Worker,), {name: registered})
-    with pytest.raises(ReservedNameError, match=f"'{name}'.*reserved"):
+    with pytest.raises(WorkerClassError, match=f"'{name}'.*reserved"):
         LocalWorkerGroup(cls, 1)
     assert built == []
 
@@ -167,9 +161,9 @@ def test_an_override_must_keep_its_registration() -> None:
         def add(self, x: int, y: int = 1) -> int:
             return -super().add(x, y)
 
-    with pytest.raises(MethodOverrideError, match=r"Forgot.add overrides .*Calculator.add without @register"):
+    with pytest.raises(WorkerClassError, match=r"Forgot.add overrides .*Calculator.add without @register"):
         LocalWorkerGroup(Forgot, 1)
-    with pytest.raises(MethodOverrideError, match=r"Changed.add .* with DP_COMPUTE instead of ONE_TO_ALL"):
+    with pytest.raises(WorkerClassError, match=r"Changed.add .* with DP_COMPUTE instead of ONE_TO_ALL"):
         LocalWorkerGroup(Changed, 1)
     assert LocalWorkerGroup(Kept, 2).add(1) == [-2, -2]
 

@@ -8,16 +8,15 @@ import torch
 from tensordict import TensorDict
 from verl_dispatch import Broadcast, Dispatch, Execute, LocalWorkerGroup, Worker, register
 from verl_dispatch.errors import (
-    AnswerNotBatchError,
-    AnswerRowsError,
+    AnswerError,
     CallOptionError,
     EntryCountError,
-    RankSetError,
-    UnequalRowsError,
+    RowCountError,
     UnevenRowsError,
     UnsplittableArgumentError,
 )
 from verl_protocol import DataProto, DataProtoConfig
+from verl_protocol.errors import InvalidValueError
 
 
 class Modes(Worker):
@@ -219,7 +218,7 @@ def test_one_to_one_calls_only_the_named_ranks(groups: dict[int, Any]) -> None:
 def test_one_to_one_refuses_arguments_that_do_not_name_the_same_ranks(
     groups: dict[int, Any], arguments: tuple[Any, ...], problem: str
 ) -> None:
-    with pytest.raises(RankSetError, match=problem):
+    with pytest.raises(InvalidValueError, match=problem):
         groups[3].one_to_one(*arguments)
 
 
@@ -272,7 +271,7 @@ def test_uneven_parts_on_request(groups: dict[int, Any]) -> None:
     assert rows_of(method(batch(10))) == list(range(10))
     with pytest.raises(ValueError, match=r"2 rows .* 3 workers"):
         method(batch(2))
-    with pytest.raises(UnequalRowsError, match=r"argument 0 \('d'\) .*: 4 rows, argument 'other' .*: 5 rows"):
+    with pytest.raises(RowCountError, match=r"argument 0 \('d'\) .*: 4 rows, argument 'other' .*: 5 rows"):
         groups[3].pair.options(uneven="balanced")(batch(4), other=batch(5))
 
 
@@ -297,7 +296,7 @@ def test_one_batch_that_asks_pads_all_and_options_overrule(groups: dict[int, Any
     assert rows_of(groups[4].proto.options(auto_padding=True)(plain)) == list(range(5))
     with pytest.raises(UnevenRowsError):
         groups[4].proto.options(auto_padding=False)(asking)
-    with pytest.raises(UnequalRowsError):
+    with pytest.raises(RowCountError):
         groups[4].pair(asking, batch(4))
 
 
@@ -404,7 +403,7 @@ def test_other_row_counts_are_kept_when_nothing_was_padded_or_reordered(groups: 
 def test_rows_that_cannot_be_matched_with_padded_rows_are_an_error(
     groups: dict[int, Any], answer: Any, problem: str
 ) -> None:
-    with pytest.raises(AnswerRowsError, match=problem):
+    with pytest.raises(AnswerError, match=problem):
         groups[4].answer(batch(7, auto_padding=True), Broadcast(answer))
 
 
@@ -412,9 +411,7 @@ def test_reordered_rows_need_an_answer_from_every_rank(groups: dict[int, Any]) -
     weighted = batch(4).union(DataProto.from_dict(tensors={"w": torch.tensor([9, 1, 1, 1])}))
     balanced = groups[2].answer.options(balance="w")
     some = Broadcast(lambda rank, data: data if rank else DataProto(meta_info={"metrics": {"rank": rank}}))
-    with pytest.raises(
-        AnswerRowsError, match="rank 0 was sent 1 rows and returned 0: other ranks returned rows"
-    ):
+    with pytest.raises(AnswerError, match="rank 0 was sent 1 rows and returned 0: other ranks returned rows"):
         balanced(weighted, some)
     nobody = Broadcast(lambda rank, data: DataProto(meta_info={"metrics": {"rank": rank}}))
     assert balanced(weighted, nobody).meta_info == {"metrics": {"rank": [0, 1]}}
@@ -422,7 +419,7 @@ def test_reordered_rows_need_an_answer_from_every_rank(groups: dict[int, Any]) -
 
 @pytest.mark.parametrize("answer", [3, None, {"loss": 1.0}, torch.ones(2), [batch(2)]])
 def test_an_answer_that_is_no_batch_points_to_the_metric_mode(groups: dict[int, Any], answer: Any) -> None:
-    with pytest.raises(AnswerNotBatchError, match=r"'answer' on rank 0 answered .* DP_COMPUTE_METRIC"):
+    with pytest.raises(AnswerError, match=r"'answer' on rank 0 answered .* DP_COMPUTE_METRIC"):
         groups[2].answer(batch(4), Broadcast(lambda rank, data: answer))
 
 

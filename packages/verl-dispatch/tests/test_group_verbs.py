@@ -17,11 +17,12 @@ from verl_dispatch import (
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
-from verl_dispatch.errors import CallOptionError, NoBatchError, RefusedPairError, UnknownMeshError
+from verl_dispatch.errors import CallOptionError, InvalidModeError, UnknownMeshError
 from verl_dispatch.groups.bound_method import CallTimer, current_timer
 from verl_dispatch.planning.parts import PaddedPart
 from verl_dispatch.planning.plan import with_worker_trims
 from verl_protocol import DataProto, DataProtoFuture
+from verl_protocol.errors import InvalidTypeError
 
 
 class Echo(Worker):
@@ -287,7 +288,7 @@ def test_options_that_the_call_cannot_honour_are_refused(group: Any) -> None:
         group.batch.options(balance="name")(named)
     with pytest.raises(CallOptionError, match="no input order to restore"):
         group.each_later.options(balance="w")(batch(4))
-    with pytest.raises(RefusedPairError, match=r"RANK_ZERO .* DP_COMPUTE_PROTO"):
+    with pytest.raises(InvalidModeError, match=r"RANK_ZERO .* DP_COMPUTE_PROTO"):
         group.batch.options(execute_mode=Execute.RANK_ZERO)
 
 
@@ -367,7 +368,7 @@ def test_replicas_share_one_object_and_only_answering_ranks_are_fetched(meshed: 
 
 
 def test_a_mesh_call_without_a_batch_is_refused(meshed: Any) -> None:
-    with pytest.raises(NoBatchError, match="at least one batch"):
+    with pytest.raises(InvalidTypeError, match="at least one batch"):
         meshed.f()
     with pytest.raises(UnknownMeshError, match=r"'nope'.*registered meshes: m"):
         meshed.unknown(batch(2))

@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from verl_dispatch.errors import CallTimeout, WorkerGroupError
+from verl_dispatch.errors import CallTimeout, CollectiveError, WorkerGroupError
 from verl_dispatch.groups.pool import ClassWithInitArgs
 from verl_dispatch.local.group import LocalWorkerGroup
 from verl_dispatch.methods.decorator import register
 from verl_dispatch.modes import Dispatch
 from verl_dispatch.planning.options import CallOptions
-from verl_dispatch.workers.collectives import CollectiveError
 from verl_dispatch.workers.worker import Worker
 
 pytestmark = pytest.mark.timeout(60)

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 from verl_dispatch import Dispatch, Execute, LocalWorkerGroup, Worker, register, register_dispatch_mode
-from verl_dispatch.errors import MethodOverrideError, NoInstanceMethodError, UnknownMethodError
+from verl_dispatch.errors import UnknownMethodError, WorkerClassError
 from verl_dispatch.typed_modes import Arg, Mode, Ref, Res
 
 
@@ -73,7 +73,7 @@ def test_an_override_must_keep_the_execute_mode() -> None:
         def size(self) -> str:
             return ""
 
-    with pytest.raises(MethodOverrideError, match="with execute mode RANK_ZERO instead of ALL"):
+    with pytest.raises(WorkerClassError, match="with execute mode RANK_ZERO instead of ALL"):
         LocalWorkerGroup(Changed, 1)
 
 
@@ -81,14 +81,14 @@ def test_an_override_must_keep_the_execute_mode() -> None:
 def test_only_methods_of_a_worker_can_be_registered(kind: Any) -> None:
     function = register(dispatch_mode=Dispatch.ONE_TO_ALL)(lambda first: first)
     cls = type("Odd", (Worker,), {"odd": kind(function)})
-    with pytest.raises(NoInstanceMethodError, match=rf"Odd.odd is registered, but is a {kind.__name__}"):
+    with pytest.raises(WorkerClassError, match=rf"Odd.odd is registered, but is a {kind.__name__}"):
         LocalWorkerGroup(cls, 1)
 
 
 @pytest.mark.parametrize("function", [lambda: 1, lambda *, x=1: x, lambda **named: named])
 def test_a_method_takes_its_worker(function: Any) -> None:
     odd = type("Odd", (Worker,), {"odd": register(dispatch_mode=Dispatch.ONE_TO_ALL)(function)})
-    with pytest.raises(NoInstanceMethodError, match=r"Odd.odd is registered, but is a function without self"):
+    with pytest.raises(WorkerClassError, match=r"Odd.odd is registered, but is a function without self"):
         LocalWorkerGroup(odd, 1)
 
 

@@ -1,11 +1,11 @@
 """Who a worker is: what the backend says, what torchrun's variables say, and what is neither."""
 
-import pickle
-
 import pytest
-from verl_dispatch.workers.rank import InvalidRankVariableError, MissingRankVariablesError, RankInfo
+from verl_dispatch.errors import MissingRankVariablesError
+from verl_dispatch.workers.rank import RankInfo
 from verl_dispatch.workers.site import building, enter_site, leave_site
 from verl_dispatch.workers.worker import Worker
+from verl_protocol.errors import InvalidValueError
 
 TORCHRUN = {
     "RANK": "3",
@@ -53,7 +53,7 @@ def test_missing_variable_is_named(missing: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.usefixtures("torchrun")
 def test_unusable_variable_is_an_error(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(InvalidRankVariableError, match=f"{value}"):
+    with pytest.raises(InvalidValueError, match=f"{value}"):
         Worker()
 
 
@@ -114,9 +114,3 @@ def test_environment_and_rank_info_say_the_same() -> None:
     info = RankInfo(2, 4, 0, 2, "10.0.0.1", "29500", "actor", "local")
     assert RankInfo.from_environment(info.environment()) == info
     assert info.environment()["RAY_LOCAL_WORLD_SIZE"] == "2"
-
-
-def test_errors_survive_pickling() -> None:
-    error = pickle.loads(pickle.dumps(InvalidRankVariableError("RANK", "x", "a whole number")))
-    assert str(error) == "RANK is 'x', expected a whole number"
-    assert error.name == "RANK"

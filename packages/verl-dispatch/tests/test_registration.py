@@ -18,9 +18,10 @@ from verl_dispatch import (
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
-from verl_dispatch.errors import RefusedPairError, RegisterOptionError
+from verl_dispatch.errors import InvalidModeError
 from verl_dispatch.methods.decorator import register_options
 from verl_protocol import DataProto, DataProtoFuture
+from verl_protocol.errors import InvalidTypeError
 
 
 class Worker:
@@ -159,7 +160,7 @@ def test_what_is_no_execute_mode_is_refused_at_decoration(mode: Any) -> None:
 )
 def test_an_option_of_a_wrong_kind_is_refused_at_decoration(option: str, value: Any, expected: str) -> None:
     options: Any = {"dispatch_mode": Dispatch.ONE_TO_ALL, option: value}
-    with pytest.raises(RegisterOptionError, match=f"{option} of register is {value!r}, expected {expected}"):
+    with pytest.raises(InvalidTypeError, match=f"{option} of register is {value!r}, expected {expected}"):
         register(**options)
 
 
@@ -184,7 +185,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("mode", REFUSED)
 def test_rank_zero_execution_is_refused_where_rows_or_entries_would_be_lost(mode: Dispatch) -> None:
-    with pytest.raises(RefusedPairError, match=f"RANK_ZERO .* {mode.name}: "):
+    with pytest.raises(InvalidModeError, match=f"RANK_ZERO .* {mode.name}: "):
         register(dispatch_mode=mode, execute_mode=Execute.RANK_ZERO)
 
 

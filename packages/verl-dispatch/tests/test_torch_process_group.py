@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from verl_dispatch.workers.collectives import CollectiveNotPossibleError
+from verl_dispatch.errors import CollectiveError
 from verl_dispatch.workers.rank import RankInfo, free_port
 from verl_dispatch.workers.torch_collectives import TorchProcessGroup
 
@@ -52,5 +52,5 @@ def test_two_processes_meet(tmp_path: Path) -> None:
 
 
 def test_without_an_address_it_says_what_is_missing() -> None:
-    with pytest.raises(CollectiveNotPossibleError, match="MASTER_ADDR and MASTER_PORT are not set"):
+    with pytest.raises(CollectiveError, match="MASTER_ADDR and MASTER_PORT are not set"):
         TorchProcessGroup(RankInfo(0, 2)).barrier()

@@ -11,7 +11,8 @@ from verl_dispatch.methods.decorator import MAGIC_ATTR
 from verl_dispatch.modes import Dispatch, Execute
 from verl_dispatch.workers.rank import RankInfo
 from verl_dispatch.workers.site import building
-from verl_dispatch.workers.worker import MeshEntryError, Worker
+from verl_dispatch.workers.worker import Worker
+from verl_protocol.errors import InvalidTypeError
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_unknown_mesh_lists_the_registered_ones(worker: Worker) -> None:
     ],
 )
 def test_what_is_registered_is_of_the_right_kind(worker: Worker, entry: Any, problem: str) -> None:
-    with pytest.raises(MeshEntryError, match=problem):
+    with pytest.raises(InvalidTypeError, match=problem):
         worker._register_dispatch_collect_info(*entry)
     assert worker.get_dispatch_collect()["dispatch_dp_rank"] == {}
 

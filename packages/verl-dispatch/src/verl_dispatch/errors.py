@@ -1,4 +1,7 @@
-"""One class per cause; each builds its message from the facts: where, what was expected, what to do."""
+"""Every error of this package: a class where a caller can react, a message where not.
+
+A message says where, what was given, what was expected, and the way out.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +9,28 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from verl_protocol import errors as protocol_errors
-from verl_protocol.errors import PortableError
+from verl_protocol.errors import InvalidArgumentError, PortableError, RowCountError, UnevenRowsError
 
 __all__ = [
-    "AnswerNotBatchError",
-    "AnswerRowsError",
-    "AnswersDifferError",
+    "AnswerError",
     "CallOptionError",
     "CallTimeout",
-    "DispatchResultError",
+    "CollectiveError",
     "EntryCountError",
-    "IncompletePairError",
     "InvalidModeError",
     "MeshError",
-    "MethodOverrideError",
+    "MissingRankVariablesError",
     "MixedOrderWarning",
-    "NoBatchError",
-    "NoInstanceMethodError",
     "NotPicklableError",
     "NotTheOwnerError",
-    "RankSetError",
-    "RefusedPairError",
-    "RegisterOptionError",
-    "ReservedNameError",
-    "SelectedRanksError",
-    "UnequalRowsError",
+    "RowCountError",
     "UnevenRowsError",
     "UnknownMemberError",
     "UnknownMeshError",
     "UnknownMethodError",
     "UnknownRoleError",
     "UnsplittableArgumentError",
+    "WorkerClassError",
     "WorkerFailure",
     "WorkerGroupError",
 ]
@@ -75,42 +68,14 @@ class UnknownMemberError(PortableError, KeyError, AttributeError):
         super().__init__(f"{enum} has no member {name!r}{maybe}; known members: {_names(known)}")
 
 
-class InvalidModeError(PortableError, TypeError):
-    """A value given where a mode is expected."""
-
-    def __init__(self, parameter: str, given: object, known: Iterable[str]) -> None:
-        super().__init__(
-            f"{parameter} must be a registered member (known: {_names(known)})"
-            + (" or a dict with 'dispatch_fn' and 'collect_fn'" if parameter == "dispatch_mode" else "")
-            + f", got {given!r}"
-        )
+class InvalidModeError(InvalidArgumentError):
+    """No mode, a mode without its functions, a function that gives what no call can be made of, or two modes
+    that do not go together."""
 
 
-class IncompletePairError(PortableError, ValueError, TypeError):
-    """A dispatch/collect pair that lacks a function, or holds something that cannot be called."""
+class WorkerClassError(InvalidArgumentError):
+    """A worker class, or roles of several, of which no group can be made."""
 
-    def __init__(self, mode: str, problem: str) -> None:
-        super().__init__(
-            f"dispatch mode {mode} needs a callable 'dispatch_fn' and a callable 'collect_fn': {problem}; "
-            "give both with register_dispatch_mode, update_dispatch_mode or a dict of exactly these two keys"
-        )
-
-
-class RegisterOptionError(PortableError, TypeError):
-    """An option of `register` that is not of the kind it should be."""
-
-    def __init__(self, option: str, given: object, expected: str) -> None:
-        super().__init__(f"{option} of register is {given!r}, expected {expected}")
-
-
-class RefusedPairError(PortableError, ValueError):
-    """An execute mode that makes no sense with a dispatch mode."""
-
-    def __init__(self, execute: str, dispatch: str, reason: str) -> None:
-        super().__init__(f"execute_mode {execute} does not go with dispatch_mode {dispatch}: {reason}")
-
-
-_PAD = "auto_padding=True on the batch or in .options"
 
 # --- arguments --------------------------------------------------------------------------------------------
 
@@ -120,7 +85,7 @@ class UnsplittableArgumentError(PortableError, TypeError):
 
     def __init__(self, label: str, given: object, num_parts: int, expected: str) -> None:
         super().__init__(
-            f"{label}, {_kind(given)}, cannot be split over {num_parts} workers: expected {expected}; "
+            f"{label}, {kind_of(given)}, cannot be split over {num_parts} workers: expected {expected}; "
             "wrap it in Broadcast(...) to send the same value to every worker"
         )
 
@@ -135,68 +100,6 @@ class EntryCountError(PortableError, ValueError):
         )
 
 
-class UnevenRowsError(PortableError, ValueError):
-    """A batch whose rows do not divide evenly among the workers."""
-
-    def __init__(self, label: str, num_rows: int, num_parts: int, *, too_few: bool = False) -> None:
-        if too_few:
-            text = f"are fewer than one for each of {num_parts} workers; give more, or pad the batch ({_PAD})"
-        else:
-            text = (
-                f"cannot be split over {num_parts} workers evenly; either pad the batch ({_PAD}, or "
-                'pad_dataproto_to_divisor), or make the parts uneven with .options(uneven="balanced")'
-            )
-        super().__init__(f"{label}: {num_rows} rows {text}")
-
-
-class UnequalRowsError(PortableError, ValueError):
-    """Batches of one padded, uneven or balanced call that differ in rows."""
-
-    def __init__(self, method: str, rows: Mapping[str, int]) -> None:
-        shown = ", ".join(f"{label}: {count} rows" for label, count in rows.items())
-        super().__init__(
-            f"the batches of a padded, uneven or balanced call of {method!r} must have equal rows, "
-            f"got {shown}"
-        )
-
-
-class NoBatchError(PortableError, TypeError):
-    """A call over a mesh without anything to split."""
-
-    def __init__(self, method: str, mesh: str) -> None:
-        super().__init__(
-            f"{method!r} splits batches over mesh {mesh!r} and needs at least one batch "
-            "(DataProto, TensorDict or DataProtoFuture) among its arguments, got none"
-        )
-
-
-class RankSetError(PortableError, ValueError):
-    """ONE_TO_ONE arguments that do not name one common, valid set of ranks."""
-
-    def __init__(self, method: str, problem: str) -> None:
-        super().__init__(f"ONE_TO_ONE arguments of {method!r} must name the same ranks: {problem}")
-
-
-class SelectedRanksError(PortableError, ValueError, TypeError):
-    """A registered execute mode whose `select_ranks` named no valid set of ranks."""
-
-    def __init__(self, method: str, execute: str, world_size: int, given: object) -> None:
-        super().__init__(
-            f"execute mode {execute} of {method!r}: select_ranks({world_size}) gave {given!r}, expected at "
-            f"least one rank, each of 0..{world_size - 1} and named once"
-        )
-
-
-class DispatchResultError(PortableError, ValueError, TypeError):
-    """A custom dispatch function that returned something a call cannot be made of."""
-
-    def __init__(self, mode: str, problem: str) -> None:
-        super().__init__(
-            f"dispatch_fn of mode {mode} must return (args, kwargs) with one entry per worker in every list, "
-            f"or a CallPlan: {problem}"
-        )
-
-
 class CallOptionError(PortableError, ValueError, TypeError):
     """An option that a call of this mode cannot honour."""
 
@@ -207,39 +110,8 @@ class CallOptionError(PortableError, ValueError, TypeError):
 # --- answers ----------------------------------------------------------------------------------------------
 
 
-class AnswerNotBatchError(PortableError, TypeError):
-    """A worker's answer that is no batch, in a mode that joins batches."""
-
-    def __init__(self, method: str, rank: int, answer: object) -> None:
-        super().__init__(
-            f"{method!r} on rank {rank} answered {_kind(answer)}, but its mode joins batches "
-            "(DataProto or TensorDict); return a batch, or register the method with DP_COMPUTE_METRIC to get "
-            "a list of per-rank values"
-        )
-
-
-class AnswersDifferError(PortableError, ValueError, TypeError):
-    """Answers of a mode that joins batches which do not fit together; the cause says why, part by part."""
-
-    def __init__(self, method: str, ranks: Sequence[int], cause: BaseException) -> None:
-        first = ", ".join(f"part {part} is the answer of rank {rank}" for part, rank in enumerate(ranks[:8]))
-        more = ", and so on" if len(ranks) > 8 else ""
-        ways = (
-            "; what each rank has of its own belongs in meta_info['metrics']"
-            if isinstance(cause, protocol_errors.MetaConflictError)
-            else ""
-        )
-        super().__init__(f"the answers of {method!r} cannot be joined: {cause}; {first}{more}{ways}")
-
-
-class AnswerRowsError(PortableError, ValueError):
-    """An answer whose rows cannot be matched with the padded or reordered rows that were sent."""
-
-    def __init__(self, method: str, rank: int, sent: int, returned: int, why: str) -> None:
-        super().__init__(
-            f"{method!r} on rank {rank} was sent {sent} rows and returned {returned}: {why}; "
-            "return k rows for each row sent (the same k on every rank), or call without padding or balance"
-        )
+class AnswerError(PortableError, ValueError, TypeError):
+    """Answers that a mode which joins batches cannot put together; the message names method and rank."""
 
 
 # --- meshes -----------------------------------------------------------------------------------------------
@@ -248,7 +120,7 @@ class AnswerRowsError(PortableError, ValueError):
 class MeshError(PortableError, ValueError):
     """A mesh whose table of ranks is not a partition with one answering rank each."""
 
-    def __init__(self, name: str, problem: str, table: str) -> None:
+    def __init__(self, name: str, problem: str, table: str = "") -> None:
         super().__init__("\n".join([f"mesh {name!r}: {problem}", *([table] if table else [])]))
 
 
@@ -264,33 +136,6 @@ class UnknownMeshError(PortableError, KeyError):
 
 
 # --- groups -----------------------------------------------------------------------------------------------
-
-
-class ReservedNameError(PortableError, ValueError):
-    """A registered worker method named like something the group itself needs."""
-
-    def __init__(self, name: str, cls: str) -> None:
-        super().__init__(f"method {name!r} of {cls} is reserved by the worker group; rename the method")
-
-
-class MethodOverrideError(PortableError, TypeError):
-    """An override that drops or changes the registration of the method it overrides."""
-
-    def __init__(self, cls: str, name: str, base: str, problem: str) -> None:
-        super().__init__(
-            f"{cls}.{name} overrides the registered {base}.{name} {problem}; "
-            "decorate the override with the same modes, or give it another name"
-        )
-
-
-class NoInstanceMethodError(PortableError, TypeError):
-    """A registered method that does not take the worker as its first argument."""
-
-    def __init__(self, cls: str, name: str, kind: str) -> None:
-        super().__init__(
-            f"{cls}.{name} is registered, but is a {kind}: a group runs methods of its workers; "
-            f"register a method that takes self, and call the {kind} from there"
-        )
 
 
 class MixedOrderWarning(UserWarning):
@@ -324,6 +169,22 @@ class UnknownRoleError(PortableError, KeyError):
         self.role, self.known = role, dict(known)
         roles = ", ".join(f"{name} ({cls})" for name, cls in known.items()) or "none"
         super().__init__(f"unknown role {role!r}; colocated roles: {roles}")
+
+
+class MissingRankVariablesError(PortableError, KeyError):
+    """A worker was made outside a group and the environment does not say which rank it is."""
+
+    def __init__(self, missing: tuple[str, ...]) -> None:
+        self.missing = missing
+        super().__init__(
+            f"cannot tell the rank of this worker: {' and '.join(self.missing)} not set in the environment; "
+            "build the worker through a worker group, start the program with torchrun, "
+            "or set RANK and WORLD_SIZE"
+        )
+
+
+class CollectiveError(PortableError, RuntimeError):
+    """A collective in which the ranks cannot meet, or that a rank failed, left, or answered with another."""
 
 
 class NotTheOwnerError(PortableError, RuntimeError):
@@ -417,7 +278,8 @@ class CallTimeout(PortableError, TimeoutError):
         )
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """The type of a value, in words for a message."""
     kind = type(value)
     name = kind.__name__ if kind.__module__ in ("builtins", "torch") else f"{kind.__module__}.{kind.__name__}"
     return f"of type {name}"

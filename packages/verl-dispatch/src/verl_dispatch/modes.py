@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, Self, TypeAlias, TypeVar
 
+from verl_protocol.errors import InvalidValueError
+
 from verl_dispatch.errors import UnknownMemberError
 
 if TYPE_CHECKING:
@@ -133,10 +135,10 @@ class DynamicEnum(metaclass=DynamicEnumMeta):
 
 def _checked_name(cls: type[DynamicEnum], name: Any) -> str:
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
-        raise ValueError(f"a member of {cls.__name__} needs an identifier as its name, got {name!r}")
+        raise InvalidValueError(f"a member of {cls.__name__} needs an identifier as its name, got {name!r}")
     key: str = name.upper()
     if key in cls._registry:
-        raise ValueError(
+        raise InvalidValueError(
             f"{cls.__name__} already has a member {key!r}; known members: {', '.join(cls.names())}"
         )
     return key

@@ -295,7 +295,7 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
 
         Raises:
             CallOptionError: an unknown option, or a value that it cannot have.
-            RefusedPairError: an execute mode that does not go with the dispatch mode.
+            InvalidModeError: an execute mode that does not go with the dispatch mode.
         """
         changed: GroupMethod[GP, R_co, G_co, D_co] = GroupMethod(
             self._group, self._method, self._options.changed(**changes)

@@ -330,7 +330,7 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         is bound instead of a GroupMethod.
 
         Raises:
-            ReservedNameError: a method named like something that the group needs.
+            WorkerClassError: a method named like something that the group needs.
         """
         self._worker_class = user_defined_cls
         found = self._registered_methods(user_defined_cls)

@@ -9,12 +9,8 @@ from typing import Any
 
 import torch
 
-from verl_dispatch.workers.collectives import (
-    CollectiveError,
-    CollectiveNotPossibleError,
-    ProcessGroup,
-    ReduceOp,
-)
+from verl_dispatch.errors import CollectiveError
+from verl_dispatch.workers.collectives import ProcessGroup, ReduceOp, cannot_meet
 from verl_dispatch.workers.torch_collectives import reduce_in_rank_order
 
 __all__ = ["Rendezvous", "Seat", "ThreadProcessGroup"]
@@ -117,7 +113,7 @@ class ThreadProcessGroup(ProcessGroup):
     def _meet(self, step: tuple[Hashable, ...], value: Any, combine: Callable[[list[Any]], Any]) -> Any:
         rendezvous = self._seat.rendezvous
         if rendezvous is None:
-            raise CollectiveNotPossibleError(self.rank, _name(step), "no call of the group is running")
+            raise cannot_meet(self.rank, _name(step), "no call of the group is running")
         return rendezvous.exchange(self.rank, step, value, combine)
 
     def _all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> None:

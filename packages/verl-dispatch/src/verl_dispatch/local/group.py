@@ -11,8 +11,9 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from verl_protocol import DataProtoFuture
+from verl_protocol.errors import InvalidArgumentError
 
-from verl_dispatch.errors import CallTimeout, UnknownRoleError, WorkerGroupError
+from verl_dispatch.errors import CallTimeout, NotTheOwnerError, UnknownRoleError, WorkerGroupError
 from verl_dispatch.groups.bound_method import current_timer
 from verl_dispatch.groups.group import RESERVED_NAMES, WorkerGroup
 from verl_dispatch.local.call import AnswerRows, LocalAnswer, LocalCall, LocalFuture, LocalLife
@@ -21,7 +22,7 @@ from verl_dispatch.methods.static import GroupWorker
 from verl_dispatch.planning.options import CallOptions
 from verl_dispatch.planning.plan import CallPlan
 from verl_dispatch.workers.rank import RankInfo, free_port
-from verl_dispatch.workers.roles import ColocatedWorker, GroupViewError, InvalidRolesError, RoleClassError
+from verl_dispatch.workers.roles import ColocatedWorker, bad_roles
 
 if TYPE_CHECKING:
     from verl_dispatch.groups.bound_method import GroupMethod
@@ -186,7 +187,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
 
     Raises:
         WorkerGroupError: a constructor failed; it names the ranks.
-        ReservedNameError: a registered method is named like something the group needs.
+        WorkerClassError: a registered method is named like something the group needs.
 
     Example:
         >>> from verl_dispatch import Dispatch, Worker, register
@@ -401,7 +402,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         """Build all workers anew from the same class and arguments; old futures and meshes are dropped.
 
         Raises:
-            GroupViewError: this is a spawned view.
+            NotTheOwnerError: this is a spawned view.
         """
         self._refuse_view("restart")
         self._state.restart()
@@ -412,7 +413,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         """End the workers; calls are refused from now on. Calling it again does nothing.
 
         Raises:
-            GroupViewError: this is a spawned view.
+            NotTheOwnerError: this is a spawned view.
         """
         self._refuse_view("shutdown")
         self._state.close()
@@ -426,7 +427,10 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
 
     def _refuse_view(self, action: str) -> None:
         if self._role is not None:
-            raise GroupViewError(action, self._role, self._state.name)
+            raise NotTheOwnerError(
+                f"{action}() on the view of role '{self._role}': its workers belong to group "
+                f"'{self._state.name}', from which it was spawned; call {action}() there"
+            )
 
     # --- roles in one process ------------------------------------------------------------------------------
 
@@ -437,10 +441,10 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
 
         Raises:
             UnknownRoleError: a role that is not colocated here.
-            InvalidRolesError: no names of roles.
+            WorkerClassError: no names of roles.
         """
         if not isinstance(prefix_set, Iterable):
-            raise InvalidRolesError(prefix_set, "names of roles", "prefix_set")
+            raise bad_roles(prefix_set, "names of roles", "prefix_set")
         roles = [prefix_set] if isinstance(prefix_set, str) else dict.fromkeys(prefix_set)
         return {role: self.role(role) for role in roles}
 
@@ -449,13 +453,13 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
 
         Raises:
             UnknownRoleError: a role that is not colocated here.
-            InvalidRolesError: a role named like something the group needs.
+            WorkerClassError: a role named like something the group needs.
         """
         views = self.spawn(prefix_set)
         for role in views:
             if role in RESERVED_NAMES or hasattr(type(self), role) or role in self._methods:
                 expected = "names that the group does not need for itself; spawn gives such a role's view"
-                raise InvalidRolesError(role, expected, "prefix_set")
+                raise bad_roles(role, expected, "prefix_set")
         self.__dict__.update(views)
         self.wg_dict = views
 
@@ -468,11 +472,15 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
 
         Raises:
             UnknownRoleError: a role that is not colocated here.
-            RoleClassError: it is of another class.
+            InvalidArgumentError: it is of another class.
         """
         classes = _role_classes(self._state.cls)
         if name in classes and cls is not None and not _is_of(classes[name], cls):
-            raise RoleClassError(name, classes[name], cls)
+            held = classes[name].__name__
+            raise InvalidArgumentError(
+                f"role {name!r} is of class {held}, got cls={cls!r}, expected {held} or a class it derives "
+                "from"
+            )
         if name not in classes:
             raise UnknownRoleError(name, {role: found.__name__ for role, found in classes.items()})
         view = object.__new__(type(self))

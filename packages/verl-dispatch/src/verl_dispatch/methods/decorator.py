@@ -10,10 +10,16 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
 
 from verl_protocol import DataProtoFuture
-from verl_protocol.errors import UnevenRowsError
+from verl_protocol.errors import InvalidTypeError
 
-from verl_dispatch.errors import InvalidModeError, RegisterOptionError
-from verl_dispatch.methods.registry import DispatchMode, check_dispatch_mode, check_execute_mode, check_pair
+from verl_dispatch.errors import UnevenRowsError
+from verl_dispatch.methods.registry import (
+    DispatchMode,
+    check_dispatch_mode,
+    check_execute_mode,
+    check_pair,
+    no_mode,
+)
 from verl_dispatch.modes import Dispatch, Execute
 from verl_dispatch.planning.layout import RowTrim
 from verl_dispatch.planning.parts import FuturePart, LazyPart, PaddedPart, told_of_call
@@ -254,13 +260,14 @@ def register(
     check_pair(dispatch_mode, execute_mode)
     _check_flags(blocking=blocking, materialize_futures=materialize_futures, read_only=read_only)
     if not isinstance(tensor_transport, str | None):
-        raise RegisterOptionError("tensor_transport", tensor_transport, "the name of a transport, or None")
+        raise _bad_option("tensor_transport", tensor_transport, "the name of a transport, or None")
     marks = {"dispatch_mode": dispatch_mode, "execute_mode": execute_mode, "blocking": blocking}
     options = RegisterOptions(materialize_futures, read_only, tensor_transport)
 
     def decorate(function: F) -> F:
         if not inspect.isfunction(function):
-            raise TypeError(f"register decorates functions, got {function!r}; put it below other decorators")
+            problem = f"got {function!r}; put it below other decorators"
+            raise InvalidTypeError(f"register decorates functions, {problem}")
         wrapper = _wrapped(function, materialize_futures)
         setattr(wrapper, MAGIC_ATTR, marks)
         setattr(wrapper, _OPTIONS_ATTR, options)
@@ -272,7 +279,11 @@ def register(
 def _check_flags(**flags: Any) -> None:
     for name, value in flags.items():
         if not isinstance(value, bool):
-            raise RegisterOptionError(name, value, "True or False")
+            raise _bad_option(name, value, "True or False")
+
+
+def _bad_option(option: str, given: object, expected: str) -> InvalidTypeError:
+    return InvalidTypeError(f"{option} of register is {given!r}, expected {expected}")
 
 
 def register_options(function: object) -> RegisterOptions:
@@ -312,5 +323,5 @@ def registered_marks(function: object) -> Mapping[str, Any] | None:
     """The three marks of a registered function, or None."""
     marks = getattr(function, MAGIC_ATTR, None)
     if marks is not None and not {"dispatch_mode", "execute_mode", "blocking"} <= set(marks):
-        raise InvalidModeError("dispatch_mode", marks, Dispatch.names())
+        raise no_mode("dispatch_mode", marks, Dispatch.names())
     return cast("Mapping[str, Any] | None", marks)

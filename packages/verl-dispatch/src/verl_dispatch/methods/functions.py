@@ -12,8 +12,9 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, cast
 
 from verl_protocol import DataProtoFuture
+from verl_protocol.errors import InvalidValueError
 
-from verl_dispatch.errors import EntryCountError, MeshError, RankSetError, UnsplittableArgumentError
+from verl_dispatch.errors import EntryCountError, MeshError, UnsplittableArgumentError
 from verl_dispatch.modes import Broadcast, unwrapped
 from verl_dispatch.planning import batches
 from verl_dispatch.planning.collectors import LIST, DictCollector, joined_batches
@@ -76,7 +77,7 @@ def dispatch_all_to_all(group: Any, *args: Any, **kwargs: Any) -> Lists:
     """Lists with one entry per worker, batches split by rows, `Broadcast(x)` to all.
 
     Raises:
-        EntryCountError, UnsplittableArgumentError, UnevenRowsError, UnequalRowsError: see `split_batches`.
+        EntryCountError, UnsplittableArgumentError, UnevenRowsError, RowCountError: see `split_batches`.
     """
     split = split_batches(
         group.world_size, args, kwargs, current_labels(), current_options(), takes_entries=True
@@ -99,7 +100,7 @@ def dispatch_dp_compute_data_proto(group: Any, *args: Any, **kwargs: Any) -> Lis
     """Batches split by rows over the ranks, `Broadcast(x)` to all; padded where a batch asks for it.
 
     Raises:
-        UnsplittableArgumentError, UnevenRowsError, UnequalRowsError: see `split_batches`.
+        UnsplittableArgumentError, UnevenRowsError, RowCountError: see `split_batches`.
     """
     return _split_args_kwargs_data_proto_with_auto_padding(group.world_size, *args, **kwargs)
 
@@ -180,7 +181,7 @@ def collect_dp_compute_data_proto(group: Any, output: Sequence[Any]) -> Any:
     """The answers joined to one batch; from futures, one DataProtoFuture.
 
     Raises:
-        AnswerNotBatchError: an answer that is neither a batch nor a future.
+        AnswerError: an answer that is neither a batch nor a future.
     """
     return _concat_data_proto_or_future(collect_dp_compute(group, output))
 
@@ -223,7 +224,7 @@ def dispatch_one_to_one(group: Any, *args: Any, **kwargs: Any) -> CallPlan:
     """Each argument is `{rank: value}`, or a list with one entry per worker.
 
     Raises:
-        RankSetError: arguments that name different ranks, ranks outside the world, or none at all.
+        InvalidValueError: arguments that name different ranks, ranks outside the world, or none at all.
         EntryCountError: a list of another length.
     """
     return plan_one_to_one(group.world_size, args, kwargs, current_labels())
@@ -252,11 +253,15 @@ def plan_one_to_one(
     return CallPlan.of(calls).changed(collect=DictCollector(ranks) if as_dict else LIST)
 
 
+def _rank_sets(method: str, problem: str) -> InvalidValueError:
+    return InvalidValueError(f"ONE_TO_ONE arguments of {method!r} must name the same ranks: {problem}")
+
+
 def _by_rank(method: str, label: str, value: Any, world_size: int) -> Mapping[int, Any]:
     if isinstance(value, Mapping):
         return {_as_int(rank): entry for rank, entry in value.items()}
     if not isinstance(value, (list, tuple)):
-        raise RankSetError(method, f"{label} must be {EXPECTED}, got {type(value).__name__}")
+        raise _rank_sets(method, f"{label} must be {EXPECTED}, got {type(value).__name__}")
     if len(value) != world_size:
         raise EntryCountError(label, world_size, len(value))
     return dict(enumerate(value))
@@ -264,17 +269,17 @@ def _by_rank(method: str, label: str, value: Any, world_size: int) -> Mapping[in
 
 def _common_ranks(method: str, named: Mapping[str, Mapping[int, Any]], world_size: int) -> tuple[int, ...]:
     if not named:
-        raise RankSetError(method, f"no argument names any rank; give at least one as {EXPECTED}")
+        raise _rank_sets(method, f"no argument names any rank; give at least one as {EXPECTED}")
     (first_label, first), *others = named.items()
     for label, entries in others:
         if set(entries) != set(first):
-            raise RankSetError(
+            raise _rank_sets(
                 method,
                 f"{first_label} names ranks {_shown(first)}, but {label} names ranks {_shown(entries)}",
             )
     outside = [rank for rank in first if isinstance(rank, bool) or not _in_world(rank, world_size)]
     if outside or not first:
-        raise RankSetError(
+        raise _rank_sets(
             method, f"{first_label} names ranks {_shown(first)}, but the group has ranks 0..{world_size - 1}"
         )
     return tuple(sorted(first))
@@ -336,7 +341,7 @@ def dispatch_nd_compute_dataproto(
     """Batches split by rows over the dp ranks, then spread over all ranks.
 
     Raises:
-        UnsplittableArgumentError, UnevenRowsError, UnequalRowsError: see `split_batches`.
+        UnsplittableArgumentError, UnevenRowsError, RowCountError: see `split_batches`.
     """
     split = split_batches(dp_size, args, kwargs, current_labels(), current_options())
     return dispatch_nd_compute(dp_rank_mapping, dp_size, group, *split.args, **split.kwargs)
@@ -389,7 +394,7 @@ def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> NdBatches:
     """
     problem = name_problem(mesh_name)
     if problem:
-        raise MeshError(mesh_name, problem, "")
+        raise MeshError(mesh_name, problem)
     return cast("NdBatches", {"dispatch_fn": NdDispatch(mesh_name), "collect_fn": NdCollect(mesh_name)})
 
 

@@ -10,8 +10,9 @@ from operator import index
 from typing import Any, ClassVar, TypeAlias
 
 from verl_protocol import DataProtoFuture
+from verl_protocol.errors import InvalidTypeError
 
-from verl_dispatch.errors import CallOptionError, DispatchResultError, NoBatchError, SelectedRanksError
+from verl_dispatch.errors import CallOptionError, InvalidModeError
 from verl_dispatch.methods.functions import (
     NdCollect,
     NdDispatch,
@@ -126,7 +127,7 @@ def plan_custom(
     """The calls that the user's `dispatch_fn` asks for.
 
     Raises:
-        DispatchResultError: it returned nothing that a call per worker can be made of.
+        InvalidModeError: it returned nothing that a call per worker can be made of.
     """
     scoped = call_scope(context.method.labels, context.options)
     with _noted("dispatch_fn", context.method.name), scoped as scope:
@@ -152,27 +153,32 @@ def plan_custom(
     )
 
 
+def _bad_result(mode: str, problem: str) -> InvalidModeError:
+    return InvalidModeError(
+        f"dispatch_fn of mode {mode} must return (args, kwargs) with one entry per worker in every list, "
+        f"or a CallPlan: {problem}"
+    )
+
+
 def _checked_plan(context: CallContext, plan: CallPlan) -> CallPlan:
     called = plan.called_ranks
     world = range(context.group.world_size)
     if not called or len(set(called)) < len(called) or any(rank not in world for rank in called):
         problem = f"the plan calls ranks {list(called)}, the group has ranks 0..{len(world) - 1}"
-        raise DispatchResultError(context.mode, problem)
+        raise _bad_result(context.mode, problem)
     calls = tuple(sorted(plan.calls, key=lambda call: call.rank))
     fetched = plan.fetched_ranks or tuple(call.rank for call in calls)
     if not set(fetched) <= set(called):
-        raise DispatchResultError(
-            context.mode, f"the plan fetches ranks {list(fetched)}, but calls {list(called)}"
-        )
+        raise _bad_result(context.mode, f"the plan fetches ranks {list(fetched)}, but calls {list(called)}")
     return plan.changed(calls=calls, fetched_ranks=fetched)
 
 
 def _checked_pair(mode: str, result: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
     if not isinstance(result, (tuple, list)) or len(result) != 2:
-        raise DispatchResultError(mode, f"it returned {type(result).__name__}")
+        raise _bad_result(mode, f"it returned {type(result).__name__}")
     args, kwargs = result
     if not isinstance(args, (tuple, list)) or not isinstance(kwargs, Mapping):
-        raise DispatchResultError(mode, f"it returned ({type(args).__name__}, {type(kwargs).__name__})")
+        raise _bad_result(mode, f"it returned ({type(args).__name__}, {type(kwargs).__name__})")
     return args, kwargs
 
 
@@ -189,9 +195,9 @@ def _plan_of_lists(
         *kwargs.items(),
     ]:
         if not isinstance(entries, (list, tuple)):
-            raise DispatchResultError(context.mode, f"{label} is {type(entries).__name__}, not a list")
+            raise _bad_result(context.mode, f"{label} is {type(entries).__name__}, not a list")
         if len(entries) != size:
-            raise DispatchResultError(context.mode, f"{label} has {len(entries)} entries for {size} workers")
+            raise _bad_result(context.mode, f"{label} has {len(entries)} entries for {size} workers")
     calls = [
         RankCall(
             rank,
@@ -324,17 +330,24 @@ def plan_direct(context: CallContext, args: Args, kwargs: Kwargs) -> CallPlan:
     raise NotImplementedError(context.method.name)
 
 
+def _no_batch(method: str, mesh: str) -> InvalidTypeError:
+    return InvalidTypeError(
+        f"{method!r} splits batches over mesh {mesh!r} and needs at least one batch "
+        "(DataProto, TensorDict or DataProtoFuture) among its arguments, got none"
+    )
+
+
 def plan_mesh(mesh_name: str) -> Planner:
     """Batches by rows over the dp ranks of a mesh; the answering ranks' answers are joined in dp order."""
 
     def plan(context: CallContext, args: Args, kwargs: Kwargs) -> CallPlan:
         mesh = mesh_of(context.group, mesh_name)
         if not args and not kwargs:
-            raise NoBatchError(context.method.name, mesh_name)
+            raise _no_batch(context.method.name, mesh_name)
         context.method.check_binding(args, kwargs)
         split = split_batches(mesh.dp_size, args, kwargs, context.method.labels, context.options)
         if not split.num_batches:
-            raise NoBatchError(context.method.name, mesh_name)
+            raise _no_batch(context.method.name, mesh_name)
         spread = _plan_of_split(context, split, mesh.dp_ranks)
         joined = BatchCollector(context.method.name, mesh.answering_ranks, split.layout)
         return spread.changed(fetched_ranks=mesh.answering_ranks, collect=joined)
@@ -362,7 +375,7 @@ def choose_planner(
     """The planner of a method whose mode has these functions now.
 
     Raises:
-        RefusedPairError: execute mode and dispatch mode make no sense together.
+        InvalidModeError: execute mode and dispatch mode make no sense together.
         CallOptionError: an option that this mode cannot honour.
     """
     execute = context.options.execute_mode or context.method.execute_mode
@@ -434,7 +447,10 @@ def _ranks_of(execute: Execute, world_size: int, method: str) -> frozenset[int]:
     except TypeError:
         ranks = []
     if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(world_size)):
-        raise SelectedRanksError(method, execute.name, world_size, given)
+        raise InvalidModeError(
+            f"execute mode {execute.name} of {method!r}: select_ranks({world_size}) gave {given!r}, expected "
+            f"at least one rank, each of 0..{world_size - 1} and named once"
+        )
     return frozenset(ranks)
 
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_dispatch.errors import (
-    MethodOverrideError,
-    NoInstanceMethodError,
-    ReservedNameError,
+    WorkerClassError,
 )
 from verl_dispatch.methods.decorator import MAGIC_ATTR, RegisterOptions, register_options
 from verl_dispatch.methods.registry import DispatchMode, check_dispatch_mode, check_execute_mode, mode_name
@@ -138,9 +136,8 @@ def registered_methods(cls: type, reserved: frozenset[str] = frozenset()) -> dic
     """All registered methods of a worker class, by name; backends call this before they start anything.
 
     Raises:
-        ReservedNameError: a method named like something that the group needs.
-        MethodOverrideError: an override that drops or changes the registration of what it overrides.
-        NoInstanceMethodError: a registered class method or static method, or one without self.
+        WorkerClassError: a method named like something that the group needs, an override that drops or
+            changes the registration of what it overrides, or one without self (a class method, say).
         TypeError: a mode that has lost its functions.
     """
     found: dict[str, RegisteredMethod] = {}
@@ -148,15 +145,34 @@ def registered_methods(cls: type, reserved: frozenset[str] = frozenset()) -> dic
         function = inspect.getattr_static(cls, name)
         _check_override(cls, name, function)
         if isinstance(function, classmethod | staticmethod) and hasattr(function.__func__, MAGIC_ATTR):
-            raise NoInstanceMethodError(cls.__qualname__, name, type(function).__name__)
+            raise _no_instance_method(cls.__qualname__, name, type(function).__name__)
         if not hasattr(function, MAGIC_ATTR):
             continue
         if _takes_nothing(function):
-            raise NoInstanceMethodError(cls.__qualname__, name, "function without self")
+            raise _no_instance_method(cls.__qualname__, name, "function without self")
         if name in reserved:
-            raise ReservedNameError(name, cls.__qualname__)
+            raise reserved_name(name, cls.__qualname__)
         found[name] = RegisteredMethod.of(name, function)
     return found
+
+
+def reserved_name(name: str, cls: str) -> WorkerClassError:
+    """The error about a method, or a role, that is named like something the group itself needs."""
+    return WorkerClassError(f"method {name!r} of {cls} is reserved by the worker group; rename the method")
+
+
+def _no_instance_method(cls: str, name: str, kind: str) -> WorkerClassError:
+    return WorkerClassError(
+        f"{cls}.{name} is registered, but is a {kind}: a group runs methods of its workers; "
+        f"register a method that takes self, and call the {kind} from there"
+    )
+
+
+def _changed_override(cls: str, name: str, base: str, problem: str) -> WorkerClassError:
+    return WorkerClassError(
+        f"{cls}.{name} overrides the registered {base}.{name} {problem}; "
+        "decorate the override with the same modes, or give it another name"
+    )
 
 
 def _takes_nothing(function: Any) -> bool:
@@ -171,10 +187,10 @@ def _check_override(cls: type, name: str, function: Any) -> None:
             continue
         own = getattr(function, MAGIC_ATTR, None)
         if own is None:
-            raise MethodOverrideError(cls.__qualname__, name, base.__qualname__, "without @register")
+            raise _changed_override(cls.__qualname__, name, base.__qualname__, "without @register")
         if own["dispatch_mode"] != marks["dispatch_mode"]:
             change = f"with {mode_name(own['dispatch_mode'])} instead of {mode_name(marks['dispatch_mode'])}"
-            raise MethodOverrideError(cls.__qualname__, name, base.__qualname__, change)
+            raise _changed_override(cls.__qualname__, name, base.__qualname__, change)
         if own["execute_mode"] != marks["execute_mode"]:
             change = f"with execute mode {own['execute_mode'].name} instead of {marks['execute_mode'].name}"
-            raise MethodOverrideError(cls.__qualname__, name, base.__qualname__, change)
+            raise _changed_override(cls.__qualname__, name, base.__qualname__, change)

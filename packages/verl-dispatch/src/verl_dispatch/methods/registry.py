@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
 
-from verl_dispatch.errors import IncompletePairError, InvalidModeError, RefusedPairError
+from verl_dispatch.errors import InvalidModeError
 from verl_dispatch.methods import functions
 from verl_dispatch.methods.functions import NdDispatch, collect_one_to_one, dispatch_one_to_one
 from verl_dispatch.modes import Dispatch, Execute
@@ -186,7 +186,7 @@ def check_dispatch_mode(dispatch_mode: object) -> None:
     """
     if isinstance(dispatch_mode, dict):
         if set(dispatch_mode) != _PAIR_KEYS:
-            raise IncompletePairError("given as a dict", f"got the keys {sorted(map(str, dispatch_mode))}")
+            raise _incomplete("given as a dict", f"got the keys {sorted(map(str, dispatch_mode))}")
         _check_functions("given as a dict", **dispatch_mode)
     elif not isinstance(dispatch_mode, Dispatch) or dispatch_mode not in DISPATCH_MODE_FN_REGISTRY:
         raise _not_a_mode(dispatch_mode)
@@ -201,7 +201,7 @@ def check_execute_mode(execute_mode: object) -> None:
     if not isinstance(execute_mode, Execute) or (
         execute_mode not in _EXECUTE_FUNCTION_NAMES and execute_mode not in _RANK_SELECTORS
     ):
-        raise InvalidModeError("execute_mode", execute_mode, Execute.names())
+        raise no_mode("execute_mode", execute_mode, Execute.names())
 
 
 _SPLITS_ROWS = "it splits rows over all ranks, and rows of the ranks that do not run would be lost"
@@ -219,7 +219,7 @@ def check_pair(dispatch_mode: DispatchMode, execute_mode: Execute) -> None:
     """Raises where these two make no sense together.
 
     Raises:
-        RefusedPairError: with the reason.
+        InvalidModeError: with the reason.
     """
     if execute_mode is Execute.ALL:
         return
@@ -230,18 +230,34 @@ def check_pair(dispatch_mode: DispatchMode, execute_mode: Execute) -> None:
     if name == "RANK_ZERO" and execute_mode is not Execute.RANK_ZERO:
         reason = "this dispatch mode calls rank 0 only"
     if reason:
-        raise RefusedPairError(execute_mode.name, name, reason)
+        raise InvalidModeError(
+            f"execute_mode {execute_mode.name} does not go with dispatch_mode {name}: {reason}"
+        )
 
 
 def _check_functions(mode: str, dispatch_fn: object, collect_fn: object) -> None:
     for key, function in (("dispatch_fn", dispatch_fn), ("collect_fn", collect_fn)):
         if not callable(function):
-            raise IncompletePairError(mode, f"{key} is {function!r}")
+            raise _incomplete(mode, f"{key} is {function!r}")
+
+
+def _incomplete(mode: str, problem: str) -> InvalidModeError:
+    return InvalidModeError(
+        f"dispatch mode {mode} needs a callable 'dispatch_fn' and a callable 'collect_fn': {problem}; "
+        "give both with register_dispatch_mode, update_dispatch_mode or a dict of exactly these two keys"
+    )
+
+
+def no_mode(parameter: str, given: object, known: Iterable[str]) -> InvalidModeError:
+    """The error about a value given where a mode is expected."""
+    pair = " or a dict with 'dispatch_fn' and 'collect_fn'" if parameter == "dispatch_mode" else ""
+    names = ", ".join(sorted(known))
+    return InvalidModeError(f"{parameter} must be a registered member (known: {names}){pair}, got {given!r}")
 
 
 def _not_a_mode(given: object) -> InvalidModeError:
     known = [mode.name for mode in DISPATCH_MODE_FN_REGISTRY]
-    return InvalidModeError("dispatch_mode", given, known)
+    return no_mode("dispatch_mode", given, known)
 
 
 # The names that the literature on this design uses.

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias, TypeVar
 
-from verl_dispatch.errors import AnswerNotBatchError, AnswerRowsError, AnswersDifferError, CallOptionError
+from verl_protocol.errors import MetaConflictError
+
+from verl_dispatch.errors import AnswerError, CallOptionError, kind_of
 from verl_dispatch.planning import batches
-from verl_dispatch.planning.layout import RowLayout, answers_per_row
+from verl_dispatch.planning.layout import RowLayout, answers_per_row, unmatched_rows
 
 __all__ = [
     "LIST",
@@ -35,13 +37,16 @@ def joined_batches(
     """All answers as one batch, in the order of the input's rows, without padding.
 
     Raises:
-        AnswerNotBatchError: an answer that is no batch.
-        AnswersDifferError: answers that do not fit together.
-        AnswerRowsError: padded or reordered rows that the answers cannot be matched with.
+        AnswerError: an answer that is no batch, answers that do not fit together, or padded or reordered
+            rows that the answers cannot be matched with.
     """
     for rank, output in zip(ranks, outputs, strict=True):
         if not batches.is_batch(output):
-            raise AnswerNotBatchError(method, rank, output)
+            raise AnswerError(
+                f"{method!r} on rank {rank} answered {kind_of(output)}, but its mode joins batches "
+                "(DataProto or TensorDict); return a batch, or register the method with "
+                "DP_COMPUTE_METRIC to get a list of per-rank values"
+            )
     if layout is None or not layout.changes_answers:
         return _concatenated(method, ranks, outputs)
     kept = trimmed(method, ranks, layout, outputs)
@@ -52,14 +57,22 @@ def _concatenated(method: str, ranks: Sequence[int], outputs: Sequence[Any]) -> 
     try:
         return batches.concat(outputs)
     except (ValueError, TypeError, KeyError) as error:
-        raise AnswersDifferError(method, ranks, error) from error
+        raise _do_not_fit(method, ranks, error) from error
+
+
+def _do_not_fit(method: str, ranks: Sequence[int], cause: Exception) -> AnswerError:
+    first = ", ".join(f"part {part} is the answer of rank {rank}" for part, rank in enumerate(ranks[:8]))
+    more = ", and so on" if len(ranks) > 8 else ""
+    own = "; what each rank has of its own belongs in meta_info['metrics']"
+    ways = own if isinstance(cause, MetaConflictError) else ""
+    return AnswerError(f"the answers of {method!r} cannot be joined: {cause}; {first}{more}{ways}")
 
 
 def trimmed(method: str, ranks: Sequence[int], layout: RowLayout, outputs: Sequence[Any]) -> list[Any]:
     """All answers; those that are batches lose the rows that padding caused.
 
     Raises:
-        AnswerRowsError: rows that are no multiple of the rows sent, or not the same multiple on every rank.
+        AnswerError: rows that are no multiple of the rows sent, or not the same multiple on every rank.
     """
     _check_one_multiple(method, ranks, layout, outputs)
     return [
@@ -81,7 +94,7 @@ def _check_one_multiple(method: str, ranks: Sequence[int], layout: RowLayout, ou
         first = first or multiple
         if multiple != first:
             why = f"{multiple} for each row, but another rank returned {first} for each"
-            raise AnswerRowsError(method, rank, rows, returned, why)
+            raise unmatched_rows(method, rank, rows, returned, why)
 
 
 def _check_none_is_silent(
@@ -93,7 +106,7 @@ def _check_none_is_silent(
         return
     index = silent.index(True)
     why = "other ranks returned rows, whose order cannot be restored without these"
-    raise AnswerRowsError(method, ranks[index], layout.rows[index], 0, why)
+    raise unmatched_rows(method, ranks[index], layout.rows[index], 0, why)
 
 
 def in_input_order(batch: Any, order: tuple[int, ...] | None) -> Any:

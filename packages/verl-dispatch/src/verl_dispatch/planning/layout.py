@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import Any
 
 from verl_protocol.columns.partition import balanced_partition, even_sizes
 
-from verl_dispatch.errors import AnswerRowsError, UnevenRowsError
+from verl_dispatch.errors import AnswerError, RowCountError, UnevenRowsError
 from verl_dispatch.planning import batches
 
 __all__ = [
@@ -27,13 +27,45 @@ def answers_per_row(method: str, rank: int, sent: int, returned: int) -> int:
     """How many rows an answer has for each row sent.
 
     Raises:
-        AnswerRowsError: no whole number of at least one.
+        AnswerError: no whole number of at least one.
     """
     if sent == returned:
         return 1
     if sent == 0 or returned == 0 or returned % sent:
-        raise AnswerRowsError(method, rank, sent, returned, "its rows cannot be matched with the rows sent")
+        why = "its rows cannot be matched with the rows sent"
+        raise unmatched_rows(method, rank, sent, returned, why)
     return returned // sent
+
+
+def unmatched_rows(method: str, rank: int, sent: int, returned: int, why: str) -> AnswerError:
+    """The error about an answer whose rows cannot be matched with the padded or reordered rows sent."""
+    return AnswerError(
+        f"{method!r} on rank {rank} was sent {sent} rows and returned {returned}: {why}; "
+        "return k rows for each row sent (the same k on every rank), or call without padding or balance"
+    )
+
+
+_PAD = "auto_padding=True on the batch or in .options"
+
+
+def uneven_rows(label: str, num_rows: int, num_parts: int, *, too_few: bool = False) -> UnevenRowsError:
+    """The error about a batch whose rows do not divide evenly among the workers."""
+    if too_few:
+        text = f"are fewer than one for each of {num_parts} workers; give more, or pad the batch ({_PAD})"
+    else:
+        text = (
+            f"cannot be split over {num_parts} workers evenly; either pad the batch ({_PAD}, or "
+            'pad_dataproto_to_divisor), or make the parts uneven with .options(uneven="balanced")'
+        )
+    return UnevenRowsError(f"{label}: {num_rows} rows {text}", num_rows, num_parts)
+
+
+def unequal_rows(method: str, rows: Mapping[str, int]) -> RowCountError:
+    """The error about batches of one padded, uneven or balanced call that differ in rows."""
+    shown = ", ".join(f"{label}: {count} rows" for label, count in rows.items())
+    return RowCountError(
+        f"the batches of a padded, uneven or balanced call of {method!r} must have equal rows, got {shown}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +81,7 @@ class RowTrim:
         """How many of the returned rows stay.
 
         Raises:
-            AnswerRowsError: the rows returned are no multiple of the rows sent.
+            AnswerError: the rows returned are no multiple of the rows sent.
         """
         return (self.rows - self.pad) * answers_per_row(self.method, self.rank, self.rows, returned)
 
@@ -124,7 +156,7 @@ def even_layout(label: str, num_rows: int, num_parts: int) -> RowLayout:
         UnevenRowsError: the rows do not divide.
     """
     if num_rows % num_parts:
-        raise UnevenRowsError(label, num_rows, num_parts)
+        raise uneven_rows(label, num_rows, num_parts)
     return RowLayout(num_rows, _consecutive([num_rows // num_parts] * num_parts), (0,) * num_parts)
 
 
@@ -135,7 +167,7 @@ def uneven_layout(label: str, num_rows: int, num_parts: int) -> RowLayout:
         UnevenRowsError: fewer rows than parts.
     """
     if 0 < num_rows < num_parts:
-        raise UnevenRowsError(label, num_rows, num_parts, too_few=True)
+        raise uneven_rows(label, num_rows, num_parts, too_few=True)
     return RowLayout(num_rows, _consecutive(even_sizes(num_rows, num_parts)), (0,) * num_parts)
 
 
@@ -156,11 +188,11 @@ def balanced_layout(
     """
     if 0 < num_rows < num_parts:
         if not padded:
-            raise UnevenRowsError(label, num_rows, num_parts, too_few=True)
+            raise uneven_rows(label, num_rows, num_parts, too_few=True)
         equal_size = True
     missing = -num_rows % num_parts if equal_size else 0
     if missing and not padded:
-        raise UnevenRowsError(label, num_rows, num_parts)
+        raise uneven_rows(label, num_rows, num_parts)
     found = balanced_partition(
         [*map(float, weights), *[0.0] * missing], num_parts, equal_size=equal_size
     ).parts

@@ -8,12 +8,11 @@ from functools import cached_property
 from typing import Any
 
 from verl_protocol import DataProtoFuture
-from verl_protocol.errors import UnevenRowsError as ProtocolUneven
 from verl_protocol.futures.parts import Cut, Rows
 
-from verl_dispatch.errors import UnequalRowsError, UnevenRowsError
+from verl_dispatch.errors import UnevenRowsError
 from verl_dispatch.planning import batches
-from verl_dispatch.planning.layout import RowLayout, RowTrim, padded_layout
+from verl_dispatch.planning.layout import RowLayout, RowTrim, padded_layout, unequal_rows, uneven_rows
 from verl_dispatch.planning.options import CallOptions
 
 __all__ = ["FuturePart", "LazyPart", "split_future", "told_of_call"]
@@ -61,10 +60,10 @@ class FuturePart:
         """How the rows of the batch lie over all parts.
 
         Raises:
-            UnequalRowsError: it has other rows than the call's other batches.
+            RowCountError: it has other rows than the call's other batches.
         """
         if self.num_rows is not None and num_rows != self.num_rows:
-            raise UnequalRowsError(self.method, {"another batch": self.num_rows, "a future": num_rows})
+            raise unequal_rows(self.method, {"another batch": self.num_rows, "a future": num_rows})
         return padded_layout(num_rows, self.num_parts)
 
     def trim(self, layout: RowLayout) -> RowTrim | None:
@@ -83,18 +82,18 @@ class WorkerCut(Cut):
 
         Raises:
             UnevenRowsError: uneven parts, but fewer rows than workers: no worker shall be left without rows.
-            ProtocolUneven: the rows do not divide among the workers.
+            UnevenRowsError: the rows do not divide among the workers.
         """
         if self.uneven and 0 < num_rows < self.num_pieces:
-            raise UnevenRowsError(self.label, num_rows, self.num_pieces, too_few=True)
+            raise uneven_rows(self.label, num_rows, self.num_pieces, too_few=True)
         return Cut.span(self, num_rows)
 
 
-def told_of_call(future: DataProtoFuture[Any], error: ProtocolUneven) -> ValueError:
+def told_of_call(future: DataProtoFuture[Any], error: UnevenRowsError) -> ValueError:
     """The error as the caller of the method understands it: rows of an argument, and workers."""
     cut = future._cuts[-1] if future._cuts else None
     if isinstance(cut, WorkerCut) and cut.num_pieces == error.num_parts:
-        return UnevenRowsError(cut.label, error.num_rows, error.num_parts)
+        return uneven_rows(cut.label, error.num_rows, error.num_parts, too_few=cut.uneven)
     return error
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from verl_protocol.errors import InvalidValueError
 
-from verl_dispatch.errors import CallOptionError, EntryCountError, UnequalRowsError, UnsplittableArgumentError
+from verl_dispatch.errors import CallOptionError, EntryCountError, UnsplittableArgumentError
 from verl_dispatch.modes import Broadcast
 from verl_dispatch.planning import batches
 from verl_dispatch.planning.layout import (
@@ -17,6 +17,7 @@ from verl_dispatch.planning.layout import (
     balanced_layout,
     even_layout,
     padded_layout,
+    unequal_rows,
     uneven_layout,
 )
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, UNNAMED, CallOptions, Labels
@@ -48,7 +49,7 @@ def common_layout(found: _Found, num_parts: int, method: str, options: CallOptio
     """The layout for all batches; None where each has its own, or where only a worker will know the rows.
 
     Raises:
-        UnequalRowsError: batches of different rows.
+        RowCountError: batches of different rows.
         UnevenRowsError: rows that cannot be laid out as asked.
         CallOptionError: balancing by a column that no batch has or that holds no weights, or of rows that
             are not here yet.
@@ -78,7 +79,7 @@ def common_layout(found: _Found, num_parts: int, method: str, options: CallOptio
 def _equal_rows(known: _Found, method: str) -> int:
     rows = {label(): batches.num_rows(batch) for label, batch in known}
     if len(set(rows.values())) > 1:
-        raise UnequalRowsError(method, rows)
+        raise unequal_rows(method, rows)
     return next(iter(rows.values()))
 
 
@@ -170,7 +171,7 @@ def split_batches(
     Raises:
         UnsplittableArgumentError: an argument that is nothing of these.
         UnevenRowsError: rows that do not divide, and neither padding nor uneven parts asked for.
-        UnequalRowsError: batches of different rows in a padded, uneven or balanced call.
+        RowCountError: batches of different rows in a padded, uneven or balanced call.
     """
     found = _batches_among(args, kwargs, labels)
     layout = common_layout(found, num_parts, labels.method, options)

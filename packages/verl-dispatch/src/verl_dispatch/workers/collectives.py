@@ -6,16 +6,15 @@ import pickle
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal
 
-from verl_protocol.errors import PortableError
+from verl_protocol.errors import InvalidValueError
 from verl_protocol.kinds import is_tensor
+
+from verl_dispatch.errors import CollectiveError
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "CollectiveError",
-    "CollectiveNotPossibleError",
-    "InvalidCollectiveError",
     "LonelyProcessGroup",
     "ProcessGroup",
     "ReduceOp",
@@ -26,24 +25,13 @@ ReduceOp = Literal["sum", "mean", "max", "min", "product"]
 _OPS: tuple[str, ...] = ("sum", "mean", "max", "min", "product")
 
 
-class CollectiveError(RuntimeError):
-    """A collective could not be finished because another rank failed, left, or did something else."""
+def cannot_meet(rank: int, collective: str, reason: str) -> CollectiveError:
+    """The error about ranks that cannot meet where this collective was called."""
+    return CollectiveError(f"{collective} on rank {rank} cannot meet the other ranks: {reason}")
 
 
-class CollectiveNotPossibleError(PortableError, RuntimeError):
-    """The ranks of this group cannot meet where this collective was called."""
-
-    def __init__(self, rank: int, collective: str, reason: str) -> None:
-        self.rank, self.collective, self.reason = rank, collective, reason
-        super().__init__(f"{collective} on rank {rank} cannot meet the other ranks: {reason}")
-
-
-class InvalidCollectiveError(PortableError, ValueError):
-    """An argument of a collective is not usable."""
-
-    def __init__(self, argument: str, given: object, expected: str) -> None:
-        self.argument, self.given, self.expected = argument, given, expected
-        super().__init__(f"{argument}={given!r}, expected {expected}")
+def _bad_argument(argument: str, given: object, expected: str) -> InvalidValueError:
+    return InvalidValueError(f"{argument}={given!r}, expected {expected}")
 
 
 class ProcessGroup(ABC):
@@ -66,11 +54,11 @@ class ProcessGroup(ABC):
         """Reduce `tensor` over the ranks, in place, and return it.
 
         Raises:
-            InvalidCollectiveError: no tensor, or `op` is none of sum, mean, max, min, product.
+            InvalidValueError: no tensor, or `op` is none of sum, mean, max, min, product.
         """
         _check_tensor(tensor)
         if op not in _OPS:
-            raise InvalidCollectiveError("op", op, f"one of {', '.join(_OPS)}")
+            raise _bad_argument("op", op, f"one of {', '.join(_OPS)}")
         if self.world_size > 1:
             self._all_reduce(tensor, op)
         return tensor
@@ -90,7 +78,7 @@ class ProcessGroup(ABC):
         """Overwrite `tensor` with that of rank `source`, in place, and return it."""
         _check_tensor(tensor)
         if source not in range(self.world_size):
-            raise InvalidCollectiveError("source", source, f"a rank, 0 to {self.world_size - 1}")
+            raise _bad_argument("source", source, f"a rank, 0 to {self.world_size - 1}")
         if self.world_size > 1:
             self._broadcast(tensor, source)
         return tensor
@@ -127,8 +115,8 @@ class LonelyProcessGroup(ProcessGroup):
         super().__init__(rank, world_size)
         self._reason = reason
 
-    def _refuse(self, collective: str) -> CollectiveNotPossibleError:
-        return CollectiveNotPossibleError(self.rank, collective, self._reason)
+    def _refuse(self, collective: str) -> CollectiveError:
+        return cannot_meet(self.rank, collective, self._reason)
 
     def _all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> None:
         raise self._refuse("all_reduce")
@@ -148,7 +136,7 @@ class LonelyProcessGroup(ProcessGroup):
 
 def _check_tensor(value: object) -> None:
     if not is_tensor(value):
-        raise InvalidCollectiveError("tensor", value, "a tensor; all_gather_object takes anything")
+        raise _bad_argument("tensor", value, "a tensor; all_gather_object takes anything")
 
 
 def _copy_of(value: Any) -> Any:

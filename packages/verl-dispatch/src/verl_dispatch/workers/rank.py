@@ -7,35 +7,19 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from verl_protocol.errors import PortableError
+from verl_protocol.errors import InvalidValueError
+
+from verl_dispatch.errors import MissingRankVariablesError
 
 __all__ = [
-    "InvalidRankVariableError",
-    "MissingRankVariablesError",
     "RankInfo",
     "free_port",
     "node_address",
 ]
 
 
-class MissingRankVariablesError(PortableError, KeyError):
-    """A worker was made outside a group and the environment does not say which rank it is."""
-
-    def __init__(self, missing: tuple[str, ...]) -> None:
-        self.missing = missing
-        super().__init__(
-            f"cannot tell the rank of this worker: {' and '.join(self.missing)} not set in the environment; "
-            "build the worker through a worker group, start the program with torchrun, "
-            "or set RANK and WORLD_SIZE"
-        )
-
-
-class InvalidRankVariableError(PortableError, ValueError):
-    """One of torchrun's variables does not hold a usable number."""
-
-    def __init__(self, name: str, value: object, expected: str) -> None:
-        self.name, self.value, self.expected = name, value, expected
-        super().__init__(f"{name} is {value!r}, expected {expected}")
+def _bad_variable(name: str, value: object, expected: str) -> InvalidValueError:
+    return InvalidValueError(f"{name} is {value!r}, expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -61,9 +45,9 @@ class RankInfo:
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
-            raise InvalidRankVariableError("world_size", self.world_size, "at least 1")
+            raise _bad_variable("world_size", self.world_size, "at least 1")
         if not 0 <= self.rank < self.world_size:
-            raise InvalidRankVariableError("rank", self.rank, f"0 to {self.world_size - 1}")
+            raise _bad_variable("rank", self.rank, f"0 to {self.world_size - 1}")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> RankInfo:
@@ -71,7 +55,7 @@ class RankInfo:
 
         Raises:
             MissingRankVariablesError: RANK or WORLD_SIZE is not set.
-            InvalidRankVariableError: a variable is no whole number, or the rank is outside the world.
+            InvalidValueError: a variable is no whole number, or the rank is outside the world.
         """
         env = os.environ if environ is None else environ
         missing = tuple(name for name in ("RANK", "WORLD_SIZE") if name not in env)
@@ -113,7 +97,7 @@ def _whole_number(env: Mapping[str, str], name: str, default: str | None = None)
     try:
         return int(text)
     except ValueError:
-        raise InvalidRankVariableError(name, text, "a whole number") from None
+        raise _bad_variable(name, text, "a whole number") from None
 
 
 # --- The address of this machine and a port that is free on it --------------------------------------------

@@ -8,20 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from verl_protocol.errors import PortableError
-
-from verl_dispatch.errors import UnknownRoleError
+from verl_dispatch.errors import UnknownRoleError, WorkerClassError
 from verl_dispatch.methods.decorator import MAGIC_ATTR
 from verl_dispatch.modes import Dispatch
 from verl_dispatch.workers.site import WorkerSite, building, current_site
 from verl_dispatch.workers.worker import Worker
 
 __all__ = [
-    "AmbiguousDirectMethodError",
     "ColocatedWorker",
-    "GroupViewError",
-    "InvalidRolesError",
-    "RoleClassError",
     "RoleSpec",
     "UnknownRoleError",
     "create_colocated_worker_raw_cls",
@@ -29,45 +23,9 @@ __all__ = [
 ]
 
 
-class InvalidRolesError(PortableError, ValueError, TypeError):
-    """Roles that cannot be made out, or cannot be what is asked of them."""
-
-    def __init__(self, given: object, expected: str, parameter: str = "class_dict") -> None:
-        self.given, self.expected, self.parameter = given, expected, parameter
-        super().__init__(f"{parameter}={given!r}, expected {expected}")
-
-
-class RoleClassError(PortableError, ValueError, TypeError):
-    """A role that is not of the class it is asked for with."""
-
-    def __init__(self, role: str, held: type, asked: object) -> None:
-        self.role, self.held, self.asked = role, held, asked
-        super().__init__(
-            f"role {role!r} is of class {held.__name__}, got cls={asked!r}, "
-            f"expected {held.__name__} or a class it derives from"
-        )
-
-
-class GroupViewError(PortableError, RuntimeError):
-    """A spawned view asked to end or restart the workers that it shares with others."""
-
-    def __init__(self, action: str, role: str, parent: str) -> None:
-        self.action, self.role, self.parent = action, role, parent
-        super().__init__(
-            f"{action}() on the view of role '{role}': its workers belong to group '{parent}', "
-            f"from which it was spawned; call {action}() there"
-        )
-
-
-class AmbiguousDirectMethodError(PortableError, ValueError):
-    """A direct call that more than one role could answer."""
-
-    def __init__(self, method: str, roles: tuple[str, ...]) -> None:
-        self.method, self.roles = method, roles
-        super().__init__(
-            f"method '{method}' is marked DIRECT_ROLLOUT_METHOD in the roles {', '.join(roles)}; "
-            "such methods are called without a role: keep the mark in one role only, or rename the method"
-        )
+def bad_roles(given: object, expected: str, parameter: str = "class_dict") -> WorkerClassError:
+    """The error about roles that cannot be made out, or cannot be what is asked of them."""
+    return WorkerClassError(f"{parameter}={given!r}, expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -148,14 +106,14 @@ def create_colocated_worker_raw_cls(
         fused: the roles' objects share one `fused_worker_dict`, so that each can call the others.
 
     Raises:
-        InvalidRolesError: `class_dict` is empty, or an entry is no class.
+        WorkerClassError: `class_dict` is empty, or an entry is no class.
     """
     if not isinstance(class_dict, Mapping):
-        raise InvalidRolesError(class_dict, "a dict of role and class")
+        raise bad_roles(class_dict, "a dict of role and class")
     if not class_dict:
-        raise InvalidRolesError(class_dict, "at least one role")
+        raise bad_roles(class_dict, "at least one role")
     if not all(map(_is_name, class_dict)):
-        raise InvalidRolesError(class_dict, "a name for each role")
+        raise bad_roles(class_dict, "a name for each role")
     specs = tuple(_role_spec(name, given) for name, given in class_dict.items())
     prefix = "FusedWorker" if fused else "WorkerDict"
     members = {
@@ -189,9 +147,7 @@ def _role_spec(name: str, given: Any) -> RoleSpec:
         return RoleSpec(name, given, (), {})
     cls = getattr(given, "cls", None)
     if not isinstance(cls, type):
-        raise InvalidRolesError(
-            {name: given}, "a class, or an object with cls, args and kwargs, for each role"
-        )
+        raise bad_roles({name: given}, "a class, or an object with cls, args and kwargs, for each role")
     return RoleSpec(name, cls, tuple(given.args), dict(given.kwargs))
 
 
@@ -235,5 +191,8 @@ def _forward(roles: tuple[str, ...], name: str, function: Callable[..., Any]) ->
 
 def _only(roles: tuple[str, ...], method: str) -> str:
     if len(roles) > 1:
-        raise AmbiguousDirectMethodError(method, roles)
+        raise WorkerClassError(
+            f"method '{method}' is marked DIRECT_ROLLOUT_METHOD in the roles {', '.join(roles)}; "
+            "such methods are called without a role: keep the mark in one role only, or rename the method"
+        )
     return roles[0]

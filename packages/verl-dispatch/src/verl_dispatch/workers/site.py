@@ -8,8 +8,9 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl_dispatch.errors import MissingRankVariablesError
 from verl_dispatch.workers.collectives import ProcessGroup
-from verl_dispatch.workers.rank import MissingRankVariablesError, RankInfo
+from verl_dispatch.workers.rank import RankInfo
 
 
 def by_torch(info: RankInfo) -> ProcessGroup:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from verl_dispatch.workers.collectives import CollectiveNotPossibleError, ProcessGroup, ReduceOp
+from verl_dispatch.workers.collectives import ProcessGroup, ReduceOp, cannot_meet
 
 if TYPE_CHECKING:
     from verl_dispatch.workers.rank import RankInfo
@@ -43,7 +43,7 @@ class TorchProcessGroup(ProcessGroup):
             self._join(dist)
         elif (dist.get_rank(), dist.get_world_size()) != (self.rank, self.world_size):
             found = f"rank {dist.get_rank()} of {dist.get_world_size()}"
-            raise CollectiveNotPossibleError(
+            raise cannot_meet(
                 self.rank, "torch.distributed", f"this process already joined another group, as {found}"
             )
         return dist
@@ -51,9 +51,7 @@ class TorchProcessGroup(ProcessGroup):
     def _join(self, dist: Any) -> None:
         info = self._info
         if info.master_addr is None or info.master_port is None:
-            raise CollectiveNotPossibleError(
-                self.rank, "torch.distributed", "MASTER_ADDR and MASTER_PORT are not set"
-            )
+            raise cannot_meet(self.rank, "torch.distributed", "MASTER_ADDR and MASTER_PORT are not set")
         backend = "cpu:gloo"
         device_index = _device_index(info)
         if device_index is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, SupportsIndex, TypeVar
 
-from verl_protocol.errors import PortableError
+from verl_protocol.errors import InvalidTypeError, InvalidValueError
 
 from verl_dispatch.errors import UnknownMeshError, UnknownRoleError
 from verl_dispatch.methods.decorator import register
@@ -18,41 +18,11 @@ from verl_dispatch.workers.collectives import ProcessGroup
 from verl_dispatch.workers.rank import RankInfo, free_port, node_address
 from verl_dispatch.workers.site import by_torch, current_site, identity_of_new_worker
 
-__all__ = ["MeshAlreadyRegisteredError", "MeshEntriesError", "MeshEntryError", "Worker", "WorkerMeshes"]
+__all__ = ["Worker", "WorkerMeshes"]
 
 
 # --- The meshes one worker belongs to: its data-parallel rank in each, and whether it answers for that
 #     rank
-
-
-class MeshAlreadyRegisteredError(PortableError, ValueError):
-    """A worker registers the same mesh name twice."""
-
-    def __init__(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
-        self.mesh_name, self.dp_rank, self.is_collect = mesh_name, dp_rank, is_collect
-        super().__init__(
-            f"mesh '{mesh_name}' is already registered on this worker, with dp rank {dp_rank} and "
-            f"collect={is_collect}; register each mesh once, or use another name"
-        )
-
-
-class MeshEntryError(PortableError, TypeError):
-    """What a worker says about its place in a mesh is not of the kind it should be."""
-
-    def __init__(self, mesh_name: object, what: str, given: object, expected: str) -> None:
-        self.mesh_name, self.what, self.given, self.expected = mesh_name, what, given, expected
-        super().__init__(f"mesh {mesh_name!r}: {what} is {given!r}, expected {expected}")
-
-
-class MeshEntriesError(PortableError, ValueError):
-    """`dispatch_dp_rank` and `collect_dp_rank` speak of different meshes."""
-
-    def __init__(self, dispatch_names: tuple[str, ...], collect_names: tuple[str, ...]) -> None:
-        self.dispatch_names, self.collect_names = dispatch_names, collect_names
-        super().__init__(
-            "dispatch_dp_rank and collect_dp_rank must name the same meshes, at least one; "
-            f"given {sorted(dispatch_names)} and {sorted(collect_names)}"
-        )
 
 
 class WorkerMeshes:
@@ -65,18 +35,25 @@ class WorkerMeshes:
         """Register one mesh.
 
         Raises:
-            MeshAlreadyRegisteredError: the name is taken.
-            MeshEntryError: `dp_rank` is no whole number, or `is_collect` neither true nor false.
+            InvalidValueError: the name is taken.
+            InvalidTypeError: `dp_rank` is no whole number, or `is_collect` neither true nor false.
         """
         self.add_all({mesh_name: dp_rank}, {mesh_name: is_collect})
 
     def add_all(self, dp_ranks: Mapping[str, SupportsIndex], collects: Mapping[str, object]) -> None:
         """Register several meshes, or none of them if one is refused."""
         if not dp_ranks or set(dp_ranks) != set(collects):
-            raise MeshEntriesError(tuple(dp_ranks), tuple(collects))
+            raise InvalidValueError(
+                "dispatch_dp_rank and collect_dp_rank must name the same meshes, at least one; "
+                f"given {sorted(dp_ranks)} and {sorted(collects)}"
+            )
         for name in dp_ranks:
             if name in self._entries:
-                raise MeshAlreadyRegisteredError(name, *self._entries[name])
+                dp_rank, is_collect = self._entries[name]
+                raise InvalidValueError(
+                    f"mesh {name!r} is already registered on this worker, with dp rank {dp_rank} and "
+                    f"collect={is_collect}; register each mesh once, or use another name"
+                )
         self._entries |= {name: _entry(name, rank, collects[name]) for name, rank in dp_ranks.items()}
 
     def dp_rank(self, mesh_name: str) -> int:
@@ -101,16 +78,20 @@ class WorkerMeshes:
             raise UnknownMeshError(mesh_name, self._entries) from None
 
 
+def _bad_entry(mesh_name: object, what: str, given: object, expected: str) -> InvalidTypeError:
+    return InvalidTypeError(f"mesh {mesh_name!r}: {what} is {given!r}, expected {expected}")
+
+
 def _entry(name: object, dp_rank: Any, is_collect: Any) -> tuple[int, bool]:
     if not isinstance(name, str) or not name:
-        raise MeshEntryError(name, "its name", name, "a text")
+        raise _bad_entry(name, "its name", name, "a text")
     # A scalar of numpy or torch stands for the value in it.
     rank, collect = (each.item() if hasattr(each, "item") else each for each in (dp_rank, is_collect))
     if isinstance(rank, bool) or not hasattr(rank, "__index__"):
-        raise MeshEntryError(name, "dp_rank", dp_rank, "a whole number")
+        raise _bad_entry(name, "dp_rank", dp_rank, "a whole number")
     # A text such as "False" would count as true.
     if not isinstance(collect, int) or collect not in (0, 1):
-        raise MeshEntryError(name, "is_collect", is_collect, "True or False")
+        raise _bad_entry(name, "is_collect", is_collect, "True or False")
     return operator.index(rank), bool(collect)
 
 
@@ -265,8 +246,8 @@ class Worker:
         """Say which data-parallel rank this worker has in a mesh, and whether it answers for it.
 
         Raises:
-            MeshAlreadyRegisteredError: this worker has registered the mesh before.
-            MeshEntryError: no name, no whole number, or neither True nor False.
+            InvalidValueError: this worker has registered the mesh before.
+            InvalidTypeError: no name, no whole number, or neither True nor False.
         """
         self.__place.meshes.add(mesh_name, dp_rank, is_collect)
 
@@ -302,8 +283,8 @@ class Worker:
         A single mesh is known here as `mesh_name`, whatever its name there. Of several each keeps its name.
 
         Raises:
-            MeshAlreadyRegisteredError: this worker has a mesh of that name.
-            MeshEntriesError: the two dicts do not name the same meshes.
+            InvalidValueError: this worker has a mesh of that name.
+            InvalidValueError: the two dicts do not name the same meshes.
         """
         if len(dispatch_dp_rank) == 1 and set(dispatch_dp_rank) == set(collect_dp_rank):
             [dp_rank], [is_collect] = dispatch_dp_rank.values(), collect_dp_rank.values()

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, overloa
 
 import ray
 from ray.exceptions import GetTimeoutError
-from verl_dispatch.errors import CallTimeout, ReservedNameError
+from verl_dispatch.errors import CallTimeout
 from verl_dispatch.groups.group import RESERVED_NAMES, WorkerGroup
 from verl_dispatch.methods.planners import all_ranks
+from verl_dispatch.methods.registered import reserved_name
 from verl_dispatch.methods.static import GroupWorker
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions
 from verl_dispatch.planning.plan import CallPlan
@@ -223,7 +224,7 @@ class RayWorkerGroup(WorkerSetGroup[GroupWorker]):
     Raises:
         TypeError: an unknown keyword.
         ValueError: parameters that contradict each other.
-        ReservedNameError: a worker method named like something that the group needs.
+        WorkerClassError: a worker method named like something that the group needs.
         ResourceUnavailable: the pool or the cluster has no room.
         WorkerGroupError: a worker's constructor failed, or the worker died; no worker is left running.
         StartTimeout: not all workers were up in time; likewise.
@@ -403,12 +404,12 @@ class RayWorkerGroup(WorkerSetGroup[GroupWorker]):
 
         Raises:
             UnknownRolesError: the workers hold no such role.
-            ReservedNameError: a role is named like something that the group needs.
+            WorkerClassError: a role is named like something that the group needs.
         """
         views = self.spawn(prefix_set)
         for role in views:
             if role in RESERVED_NAMES or hasattr(type(self), role):
-                raise ReservedNameError(role, "the colocated roles")
+                raise reserved_name(role, "the colocated roles")
         self.__dict__.update(views)
 
     def role(self, name: str, cls: type[V]) -> RayWorkerGroup[V]:
