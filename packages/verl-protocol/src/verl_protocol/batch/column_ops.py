@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,153 +20,9 @@ from verl_protocol.columns.reading import read, read_all
 from verl_protocol.columns.remote import RemoteColumn
 from verl_protocol.errors import DeviceNameError, InvalidValueError, KeyConflictError, UnknownKeyError, short
 from verl_protocol.kinds import is_tensordict
-
-if TYPE_CHECKING:
-    from verl_protocol.batch.state import BatchState
-
-
-# --- Columns taken out, taken along or renamed ------------------------------------------------------------
-
-
-S = TypeVar("S", bound="BatchState")
-
+from verl_protocol.wire import nbytes_of
 
 TENSOR, NON_TENSOR, META = "tensor column", "non-tensor column", "meta_info key"
-
-
-def pick(source: Mapping[str, Any], keys: Keys, kind: str, missing_ok: bool = False) -> dict[str, Any]:
-    """The entries of `source` under `keys`.
-
-    Raises:
-        UnknownKeyError: a key that is not there.
-    """
-    wanted = key_list(keys)
-    missing = [key for key in wanted if key not in source]
-    if missing and not missing_ok:
-        raise UnknownKeyError(missing, kind, source)
-    return {key: source[key] for key in wanted if key in source}
-
-
-def select(data: S, batch: Keys, non_tensors: Keys, meta: Keys, deepcopy: bool, missing_ok: bool) -> S:
-    """A batch of some of the columns; None stands for all."""
-    deepcopy, missing_ok = flag("deepcopy", deepcopy), flag("missing_ok", missing_ok)
-    sources: list[Mapping[str, Any]] = [data._held(), data.non_tensor_batch, data.meta_info]
-    wanted = zip(sources, (batch, non_tensors, meta), (TENSOR, NON_TENSOR, META), strict=True)
-    picked = [
-        dict(source) if keys is None else pick(source, keys, kind, missing_ok)
-        for source, keys, kind in wanted
-    ]
-    chosen = data._with(picked[0] if data._has_batch() else None, data._checked_rows(), picked[1], picked[2])
-    return copy.deepcopy(chosen) if deepcopy else chosen
-
-
-def pop(data: S, batch: Keys, non_tensors: Keys, meta: Keys) -> S:
-    """Take the named columns out of `data` and return them as a batch of their own."""
-    tensors = pick(data._held(), batch, TENSOR)
-    arrays = pick(data.non_tensor_batch, non_tensors, NON_TENSOR)
-    infos = pick(data.meta_info, meta, META)
-    taken = data._with(tensors if tensors else None, data._checked_rows(), arrays, infos)
-    rest = {key: column for key, column in data._held().items() if key not in tensors}
-    data._replace(
-        rest, _without(data.non_tensor_batch, arrays), _without(data.meta_info, infos), data._row_count()
-    )
-    return taken
-
-
-def _without(source: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in source.items() if key not in taken}
-
-
-def rename(data: S, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> S:
-    """Rename columns of either kind, all at once, so that names may be swapped."""
-    old, new = key_list(old_keys), key_list(new_keys)
-    if len(old) != len(new) or len(old) != _count(old_keys) or len(new) != _count(new_keys):
-        raise InvalidValueError(
-            f"each old key needs one new key of its own, got {short(old_keys)} and {short(new_keys)}"
-        )
-    tensors, arrays = data._held(), data.non_tensor_batch
-    known = [*tensors, *arrays]
-    if missing := [key for key in old if key not in known]:
-        raise UnknownKeyError(missing, "column", known)
-    if taken := [key for key in new if key in known and key not in old]:
-        raise KeyConflictError(
-            f"cannot rename to {taken}: columns of that name exist and are not themselves renamed"
-        )
-    names = dict(zip(old, new, strict=True))
-    data._replace(_renamed(tensors, names), _renamed(arrays, names), data.meta_info, data._checked_rows())
-    return data
-
-
-def _count(keys: str | Sequence[str] | None) -> int:
-    return 0 if keys is None else 1 if isinstance(keys, str) else len(keys)
-
-
-def _renamed(columns: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {names.get(key, key): column for key, column in columns.items()}
-
-
-# --- Batches moved to a device ----------------------------------------------------------------------------
-
-
-def to_device(data: S, device: torch.device | str | int, objects: bool) -> S:
-    """Move the columns of `data` itself; with `objects` the tensors inside object columns as well.
-
-    Copies are finished when this returns: nothing is copied in the background.
-    """
-    objects = flag("objects", objects)
-    target = torch.empty(0, device=_known_device(device)).device
-    columns = data._held()
-    tensors = ops.keep_shared(
-        ops.sharing(columns), {key: column.to(target) for key, column in columns.items()}
-    )
-    arrays = data.non_tensor_batch
-    memo: dict[int, Any] = {}
-    if objects:
-        arrays = {key: _moved_column(column, target, memo) for key, column in arrays.items()}
-    count, has_batch = data._row_count(), data._has_batch()
-    data._set_columns(tensors if has_batch else None, count, target if has_batch else None)
-    data.non_tensor_batch = dict(arrays)
-    return data
-
-
-def _known_device(device: Any) -> torch.device:
-    try:
-        return torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise DeviceNameError(
-            f"device must be one that torch knows, such as 'cpu' or 'cuda:0', got {short(device)}: "
-            f"{str(error).split(':')[0]}"
-        ) from None
-
-
-def _moved_column(column: NDArray[Any], device: torch.device, memo: dict[int, Any]) -> NDArray[Any]:
-    if column.dtype != object:
-        return column
-    moved = objects.object_column([_moved(item, device, memo) for item in column.ravel().tolist()])
-    return moved.reshape(column.shape)
-
-
-def _moved(value: Any, device: torch.device, memo: dict[int, Any]) -> Any:
-    """`value` with all tensors in it on `device`; what several rows share they still share."""
-    if id(value) not in memo:
-        # The value itself is kept beside its copy, so that its id is not given to another object meanwhile.
-        memo[id(value)] = (value, _moved_parts(value, device, memo))
-    return memo[id(value)][1]
-
-
-def _moved_parts(value: Any, device: torch.device, memo: dict[int, Any]) -> Any:
-    if isinstance(value, torch.Tensor) or is_tensordict(value):
-        return value.to(device)
-    if type(value) is dict:
-        return {key: _moved(item, device, memo) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_moved(item, device, memo) for item in value)
-    if isinstance(value, np.ndarray) and value.dtype == object:
-        return _moved_column(value, device, memo)
-    return value
-
-
-# --------------------------------------------------------------------------------------------------------
 
 
 class BatchColumns(BatchRows):
@@ -255,8 +111,6 @@ class BatchColumns(BatchRows):
 
     def nbytes(self) -> int:
         """Bytes of all tensors and arrays that are here, inside objects too; what rows share counts once."""
-        from verl_protocol.wire import nbytes_of
-
         return nbytes_of(self)
 
     def unique_nbytes(self) -> int:
@@ -289,7 +143,12 @@ class BatchColumns(BatchRows):
         Raises:
             UnknownKeyError: a key that is not there.
         """
-        return select(self, batch_keys, non_tensor_batch_keys, meta_info_keys, deepcopy, missing_ok)
+        deepcopy, missing_ok = flag("deepcopy", deepcopy), flag("missing_ok", missing_ok)
+        tensors = _chosen(self._held(), batch_keys, TENSOR, missing_ok)
+        arrays = _chosen(self.non_tensor_batch, non_tensor_batch_keys, NON_TENSOR, missing_ok)
+        infos = _chosen(self.meta_info, meta_info_keys, META, missing_ok)
+        chosen = self._with(tensors if self._has_batch() else None, self._checked_rows(), arrays, infos)
+        return copy.deepcopy(chosen) if deepcopy else chosen
 
     def pop(
         self, batch_keys: Keys = None, non_tensor_batch_keys: Keys = None, meta_info_keys: Keys = None
@@ -299,7 +158,15 @@ class BatchColumns(BatchRows):
         Raises:
             UnknownKeyError: a key that is not there; then nothing is taken.
         """
-        return pop(self, batch_keys, non_tensor_batch_keys, meta_info_keys)
+        tensors = pick(self._held(), batch_keys, TENSOR)
+        arrays = pick(self.non_tensor_batch, non_tensor_batch_keys, NON_TENSOR)
+        infos = pick(self.meta_info, meta_info_keys, META)
+        taken = self._with(tensors if tensors else None, self._checked_rows(), arrays, infos)
+        rest = {key: column for key, column in self._held().items() if key not in tensors}
+        self._replace(
+            rest, _without(self.non_tensor_batch, arrays), _without(self.meta_info, infos), self._row_count()
+        )
+        return taken
 
     def rename(self, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> Self:
         """Rename columns of this batch, all at once, and return it; names may be swapped.
@@ -309,7 +176,22 @@ class BatchColumns(BatchRows):
             KeyConflictError: a new name that another column has.
             InvalidValueError: not one new name for each old one.
         """
-        return rename(self, old_keys, new_keys)
+        old, new = key_list(old_keys), key_list(new_keys)
+        if len(old) != len(new) or len(old) != _count(old_keys) or len(new) != _count(new_keys):
+            raise InvalidValueError(
+                f"each old key needs one new key of its own, got {short(old_keys)} and {short(new_keys)}"
+            )
+        tensors, arrays = self._held(), self.non_tensor_batch
+        known = [*tensors, *arrays]
+        if missing := [key for key in old if key not in known]:
+            raise UnknownKeyError(missing, "column", known)
+        if taken := [key for key in new if key in known and key not in old]:
+            raise KeyConflictError(
+                f"cannot rename to {taken}: columns of that name exist and are not themselves renamed"
+            )
+        names = dict(zip(old, new, strict=True))
+        self._replace(_renamed(tensors, names), _renamed(arrays, names), self.meta_info, self._checked_rows())
+        return self
 
     def to(self, device: torch.device | str | int, *, objects: bool = False) -> Self:
         """Move this batch to a device and return it; all copies are finished by then.
@@ -317,4 +199,86 @@ class BatchColumns(BatchRows):
         Args:
             objects: move tensors inside object columns too.
         """
-        return to_device(self, device, objects)
+        objects = flag("objects", objects)
+        target = torch.empty(0, device=_known_device(device)).device
+        columns = self._held()
+        tensors = ops.keep_shared(
+            ops.sharing(columns), {key: column.to(target) for key, column in columns.items()}
+        )
+        arrays = self.non_tensor_batch
+        memo: dict[int, Any] = {}
+        if objects:
+            arrays = {key: _moved_column(column, target, memo) for key, column in arrays.items()}
+        count, has_batch = self._row_count(), self._has_batch()
+        self._set_columns(tensors if has_batch else None, count, target if has_batch else None)
+        self.non_tensor_batch = dict(arrays)
+        return self
+
+
+def pick(source: Mapping[str, Any], keys: Keys, kind: str, missing_ok: bool = False) -> dict[str, Any]:
+    """The entries of `source` under `keys`.
+
+    Raises:
+        UnknownKeyError: a key that is not there.
+    """
+    wanted = key_list(keys)
+    missing = [key for key in wanted if key not in source]
+    if missing and not missing_ok:
+        raise UnknownKeyError(missing, kind, source)
+    return {key: source[key] for key in wanted if key in source}
+
+
+def _chosen(source: Mapping[str, Any], keys: Keys, kind: str, missing_ok: bool) -> dict[str, Any]:
+    return dict(source) if keys is None else pick(source, keys, kind, missing_ok)
+
+
+def _without(source: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in source.items() if key not in taken}
+
+
+def _count(keys: str | Sequence[str] | None) -> int:
+    return 0 if keys is None else 1 if isinstance(keys, str) else len(keys)
+
+
+def _renamed(columns: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(key, key): column for key, column in columns.items()}
+
+
+# --- Columns moved to a device ---------------------------------------------------------------------------
+
+
+def _known_device(device: Any) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise DeviceNameError(
+            f"device must be one that torch knows, such as 'cpu' or 'cuda:0', got {short(device)}: "
+            f"{str(error).split(':')[0]}"
+        ) from None
+
+
+def _moved_column(column: NDArray[Any], device: torch.device, memo: dict[int, Any]) -> NDArray[Any]:
+    if column.dtype != object:
+        return column
+    moved = objects.object_column([_moved(item, device, memo) for item in column.ravel().tolist()])
+    return moved.reshape(column.shape)
+
+
+def _moved(value: Any, device: torch.device, memo: dict[int, Any]) -> Any:
+    """`value` with all tensors in it on `device`; what several rows share they still share."""
+    if id(value) not in memo:
+        # The value itself is kept beside its copy, so that its id is not given to another object meanwhile.
+        memo[id(value)] = (value, _moved_parts(value, device, memo))
+    return memo[id(value)][1]
+
+
+def _moved_parts(value: Any, device: torch.device, memo: dict[int, Any]) -> Any:
+    if isinstance(value, torch.Tensor) or is_tensordict(value):
+        return value.to(device)
+    if type(value) is dict:
+        return {key: _moved(item, device, memo) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_moved(item, device, memo) for item in value)
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return _moved_column(value, device, memo)
+    return value

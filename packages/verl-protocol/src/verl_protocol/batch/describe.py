@@ -14,6 +14,7 @@ from verl_protocol.columns import jagged
 from verl_protocol.columns.remote import RemoteColumn
 from verl_protocol.errors import short
 from verl_protocol.kinds import is_jagged, is_tensordict
+from verl_protocol.wire import nbytes_of
 
 if TYPE_CHECKING:
     from verl_protocol.batch.state import BatchState
@@ -101,8 +102,6 @@ def _describe_array(column: NDArray[Any]) -> str:
 
 def size_line(data: BatchState, prefix: str) -> str:
     """How much memory tensors and arrays take, on one line."""
-    from verl_protocol.wire import nbytes_of
-
     tensors, arrays = nbytes_of(data._held()), nbytes_of(data.non_tensor_batch)
     sizes = f"Size of tensordict: {tensors / GIB} GB, size of non_tensor_batch: {arrays / GIB} GB"
     return f"{prefix}, {sizes}" if prefix else sizes

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from verl_protocol.arguments import flag, whole_number
-from verl_protocol.batch.state import BatchState, check_batch, take
+from verl_protocol.batch.state import BatchState, check_batch
 from verl_protocol.columns import dense, jagged, objects, ops
 from verl_protocol.columns.reading import empty_of
 from verl_protocol.columns.remote import RemoteColumn
@@ -67,7 +67,7 @@ class BatchPadding(BatchState):
             return
         _check_can_pad(count, size)
         source = 0 if padding_candidate == "first" else count - 1
-        self._become(take(self, torch.cat([torch.arange(count), torch.full((size,), source)])))
+        self._become(self._take(torch.cat([torch.arange(count), torch.full((size,), source)])))
 
     def is_padding_enabled(self) -> bool:
         """Whether dispatch may pad this batch: by its own flag, or by `DataProtoConfig.auto_padding`."""
@@ -143,12 +143,12 @@ def _check_can_pad(num_rows: int, pad_size: int) -> None:
 
 def _with_pad_rows(data: B, count: int, pad_size: int, policy: PadPolicy) -> B:
     if pad_size == 0:
-        return take(data, range(count))
+        return data._take(range(count))
     if policy == "zeros":
         return data._map_rows(lambda columns: _with_zero_rows(columns, pad_size), count + pad_size)
     source = torch.arange(pad_size) % count if policy == "repeat" else torch.full((pad_size,), count - 1)
     index = torch.cat([torch.arange(count), source])
-    return take(data, index)
+    return data._take(index)
 
 
 def _with_zero_rows(columns: Mapping[str, Any], pad_size: int) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def unpad_dataproto(data: B, pad_size: SupportsIndex) -> B:
     count = data._row_count()
     if pad_size > count:
         raise InvalidValueError(f"cannot take {pad_size} pad rows off a batch of {count} rows")
-    unpadded = take(data, range(count - pad_size))
+    unpadded = data._take(range(count - pad_size))
     if pad_size and unpadded._pad_mask is not None and not unpadded._pad_mask.any():
         unpadded._pad_mask = None
     return unpadded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self, SupportsIndex, TypeAlias, TypeVar, overload
+from typing import Any, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
 import torch
@@ -30,22 +30,179 @@ from verl_protocol.errors import (
     short,
 )
 
-# --- Rows multiplied, regrouped or cut further: repeats, folding, column chunks, groups -------------------
+
+class BatchRows(BatchPadding):
+    """The row operations of `DataProto`; its documentation says what holds for all of them."""
+
+    def __len__(self) -> int:
+        return self._row_count()
+
+    def __iter__(self) -> Iterator[DataProtoItem]:
+        return (item_of(self, row) for row in range(self._checked_rows()))
+
+    @overload
+    def __getitem__(self, item: int | np.integer[Any]) -> DataProtoItem: ...
+    @overload
+    def __getitem__(self, item: IndexLike) -> Self: ...
+    def __getitem__(self, item: Any) -> DataProtoItem | Self:
+        """One row (int), or the rows of a slice, range, sequence, array, tensor or mask.
+
+        Raises:
+            RowOutOfRangeError, InvalidIndexError: an index that does not fit.
+        """
+        if is_single_row(item):
+            return item_of(self, normalise_row(item, self._checked_rows()))
+        return self.select_idxs(item)
+
+    def select_idxs(self, idxs: IndexLike) -> Self:
+        """The rows of an index or mask, in its order."""
+        return self._take(normalise_index(idxs, self._row_count()))
+
+    def slice(
+        self,
+        start: SupportsIndex | None = None,
+        end: SupportsIndex | None = None,
+        step: SupportsIndex | None = None,
+    ) -> Self:
+        """The rows `start` to `end` as views of the storage."""
+        return self.select_idxs(slice(start, end, step))
+
+    def chunk(self, chunks: SupportsIndex, uneven: bool = False) -> list[Self]:
+        """`chunks` consecutive pieces as views; the metrics stay with the first.
+
+        Pieces are equal, unless `uneven` or auto padding allows sizes that differ by one.
+
+        Raises:
+            UnevenRowsError: the rows do not divide by `chunks`.
+            InvalidValueError: `chunks` is less than 1.
+        """
+        count = whole_number("chunks", chunks, 1)
+        if not flag("uneven", uneven) and len(self) % count and not self.is_padding_enabled():
+            raise partition.uneven_chunks(len(self), count)
+        return self._pieces(partition.even_sizes(len(self), count))
+
+    def split(self, split_size: SupportsIndex) -> list[Self]:
+        """Consecutive pieces of `split_size` rows, the last one shorter; the metrics stay with the first.
+
+        Raises:
+            InvalidValueError: `split_size` is less than 1.
+        """
+        size, count = whole_number("split_size", split_size, 1), len(self)
+        return self._pieces([min(size, count - start) for start in range(0, count, size)] or [0])
+
+    def _pieces(self, sizes: Sequence[int]) -> list[Self]:
+        pieces = self._split_rows(sizes)
+        for piece in pieces[1:]:
+            piece.meta_info = without_metrics(piece.meta_info)
+        return pieces
+
+    def repeat(
+        self, repeat_times: SupportsIndex = 2, interleave: bool = True, *, copy_objects: bool = False
+    ) -> Self:
+        """Every row `repeat_times` times: `a a b b` (interleave) or `a b a b`.
+
+        The repeated rows share the objects of object columns, which costs nothing, unless `copy_objects`.
+        """
+        times = whole_number("repeat_times", repeat_times, 0)
+        interleave, copy_objects = flag("interleave", interleave), flag("copy_objects", copy_objects)
+        count = self._row_count() * times
+        repeated = self._map_rows(lambda columns: ops.repeat_all(columns, times, interleave), count)
+        if copy_objects:
+            for column in repeated.non_tensor_batch.values():
+                _copy_objects(column)
+        return repeated
+
+    def sample_level_repeat(self, repeat_times: Sequence[int] | torch.Tensor | NDArray[Any]) -> Self:
+        """Row i `repeat_times[i]` times.
+
+        Raises:
+            InvalidValueError: not one count per row.
+        """
+        given: Any = repeat_times
+        given = given.tolist() if isinstance(given, (torch.Tensor, np.ndarray)) else given
+        given = given if isinstance(given, Iterable) else [given]
+        counts = [whole_number("repeat_times", times, 0) for times in given]
+        if len(counts) != self._row_count():
+            plural = "" if len(counts) == 1 else "s"
+            found = f"{self._row_count()} rows, {len(counts)} count{plural}"
+            raise InvalidValueError(f"one count per row is needed: {found}")
+        every_row = torch.arange(len(counts))
+        return self._take(every_row.repeat_interleave(torch.tensor(counts, dtype=torch.int64)))
+
+    def unfold_column_chunks(self, n_split: SupportsIndex, split_keys: Keys = None) -> Self:
+        """Cut the columns `split_keys` into `n_split` rows along dim 1, and repeat the rows of the others.
+
+        Raises:
+            ColumnError: a column whose width does not divide by `n_split`.
+        """
+        n_split, count = whole_number("n_split", n_split, 1), self._row_count()
+        split = key_list(split_keys)
+        known = [*self._held(), *self.non_tensor_batch]
+        if missing := [key for key in split if key not in known]:
+            raise UnknownKeyError(missing, "column", known)
+
+        def unfold(columns: Mapping[str, Any]) -> dict[str, Any]:
+            kept = {key: column for key, column in columns.items() if key not in split}
+            cut = {key: _cut(key, columns[key], n_split) for key in columns if key in split}
+            repeated = ops.repeat_all(kept, n_split)
+            return {key: cut[key] if key in cut else repeated[key] for key in columns}
+
+        return self._map_rows(unfold, count * n_split)
+
+    def reorder(self, indices: IndexLike) -> None:
+        """Put the rows of this batch itself into the order of `indices`."""
+        self._become(self.select_idxs(indices))
+
+    def group_by(self, key: str) -> dict[Any, Self]:
+        """The rows of each value of a column, by first appearance; metrics stay with the first group."""
+        places: dict[Hashable, list[int]] = {}
+        for row, value in enumerate(_group_values(self, key)):
+            places.setdefault(value, []).append(row)
+        groups = {value: self[found] for value, found in places.items()}
+        for group in list(groups.values())[1:]:
+            group.meta_info = without_metrics(group.meta_info)
+        return groups
+
+    def make_iterator(
+        self,
+        mini_batch_size: SupportsIndex,
+        epochs: SupportsIndex,
+        seed: int | None = None,
+        dataloader_kwargs: Mapping[str, Any] | None = None,
+        *,
+        drop_last: bool | None = None,
+    ) -> Iterator[Self]:
+        """Mini-batches, every row once per epoch: views in order, copies when shuffled.
+
+        Args:
+            seed: the seed of the shuffling; the global random state is then left alone.
+            dataloader_kwargs: `shuffle`, `drop_last` and `generator`.
+            drop_last: what becomes of a shorter last mini-batch; an error unless given.
+
+        Raises:
+            UnevenRowsError: the rows do not divide and `drop_last` is not given.
+            InvalidTypeError: other `dataloader_kwargs`.
+        """
+        options = _checked_options(dataloader_kwargs)
+        drop_last = options.get("drop_last") if drop_last is None else drop_last
+        drop_last = None if drop_last is None else flag("drop_last", drop_last)
+        shuffle = flag("shuffle", options.get("shuffle", False))
+        size, epochs = whole_number("mini_batch_size", mini_batch_size, 1), whole_number("epochs", epochs, 0)
+        count = self._checked_rows()
+        if drop_last is None and count % size:
+            raise UnevenRowsError(
+                f"{count} rows do not divide into mini-batches of {size}; pass drop_last=False for a shorter "
+                f"last one, drop_last=True to leave {count % size} rows out, or pad to a multiple of {size}",
+                count,
+                size,
+            )
+        used = count - count % size if drop_last else count
+        if not shuffle:
+            return _in_order(self, used, size, epochs)
+        return _shuffled(self, used, size, epochs, _generator(seed, options.get("generator")))
 
 
-B = TypeVar("B", bound="BatchRows")
-
-
-def repeat(data: B, times: SupportsIndex, interleave: bool, copy_objects: bool) -> B:
-    """Every row `times` times."""
-    times = whole_number("repeat_times", times, 0)
-    interleave, copy_objects = flag("interleave", interleave), flag("copy_objects", copy_objects)
-    count = data._row_count() * times
-    repeated = data._map_rows(lambda columns: ops.repeat_all(columns, times, interleave), count)
-    if copy_objects:
-        for column in repeated.non_tensor_batch.values():
-            _copy_objects(column)
-    return repeated
+B = TypeVar("B", bound=BatchRows)
 
 
 def _copy_objects(column: NDArray[Any]) -> None:
@@ -53,36 +210,6 @@ def _copy_objects(column: NDArray[Any]) -> None:
         flat = column.reshape(-1)
         for at, item in enumerate(flat):
             flat[at] = copy.deepcopy(item)
-
-
-def sample_level_repeat(data: B, repeat_times: Any) -> B:
-    """Row i `repeat_times[i]` times."""
-    given = repeat_times.tolist() if isinstance(repeat_times, (torch.Tensor, np.ndarray)) else repeat_times
-    given = given if isinstance(given, Iterable) else [given]
-    counts = [whole_number("repeat_times", times, 0) for times in given]
-    if len(counts) != data._row_count():
-        plural = "" if len(counts) == 1 else "s"
-        found = f"{data._row_count()} rows, {len(counts)} count{plural}"
-        raise InvalidValueError(f"one count per row is needed: {found}")
-    index = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts, dtype=torch.int64))
-    return data._map_rows(lambda columns: ops.take_all(columns, index), len(index))
-
-
-def unfold_column_chunks(data: B, n_split: SupportsIndex, split_keys: Keys) -> B:
-    """Cut the columns `split_keys` into `n_split` pieces along dim 1, one row each; repeat the others."""
-    n_split, count = whole_number("n_split", n_split, 1), data._row_count()
-    split = key_list(split_keys)
-    known = [*data._held(), *data.non_tensor_batch]
-    if missing := [key for key in split if key not in known]:
-        raise UnknownKeyError(missing, "column", known)
-
-    def unfold(columns: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {key: column for key, column in columns.items() if key not in split}
-        cut = {key: _cut(key, columns[key], n_split) for key in columns if key in split}
-        repeated = ops.repeat_all(kept, n_split)
-        return {key: cut[key] if key in cut else repeated[key] for key in columns}
-
-    return data._map_rows(unfold, count * n_split)
 
 
 def _cut(key: str, column: Any, n_split: int) -> Any:
@@ -110,6 +237,87 @@ def _stacked(key: str, column: Any) -> Any:
     for at, row in enumerate(lists):
         stacked[at] = objects.object_column(row)
     return stacked
+
+
+def _group_values(data: BatchRows, key: str) -> Sequence[Hashable]:
+    check_keys([key])
+    columns = {**data._held(), **data.non_tensor_batch}
+    if key not in columns:
+        raise UnknownKeyError([key], "column", columns)
+    column = read(columns[key], key)
+    if column.ndim != 1 or getattr(column, "is_nested", False):
+        raise ColumnError(
+            f"column {key!r}: rows can be grouped by a column of scalars or hashable objects only"
+        )
+    # All NaNs are one group: NaN differs from itself, so a dict would keep each apart.
+    nan = float("nan")
+    values = [nan if isinstance(value, float) and value != value else value for value in column.tolist()]
+    for value in values:
+        try:
+            hash(value)
+        except TypeError as error:
+            raise ColumnError(
+                f"column {key!r}: cannot group by {type(value).__name__} values: {error}"
+            ) from None
+    return values
+
+
+# --- Mini-batches: slices of the batch in order, or one gather each when shuffled -------------------------
+
+
+_OPTIONS = ("shuffle", "drop_last", "generator")
+_OF_THE_LOADER = {"num_workers": 0, "pin_memory": False}
+"""Options that only a DataLoader has a use for, each with the value that asks for nothing."""
+
+
+def _checked_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    options = dict(mapping("dataloader_kwargs", {} if given is None else given))
+    without = "batches are cut in this process, without a DataLoader"
+    for key, value in options.items():
+        if key in _OF_THE_LOADER and value:
+            asked = f"dataloader_kwargs {key}={short(value)} cannot be honoured"
+            raise InvalidTypeError(f"{asked}: {without}; leave it out")
+        if key not in (*_OPTIONS, *_OF_THE_LOADER):
+            raise InvalidTypeError(f"dataloader_kwargs has no {key!r}: {without}; there are {list(_OPTIONS)}")
+    return options
+
+
+def _generator(seed: Any, given: Any) -> torch.Generator:
+    odd = seed is not None and not isinstance(seed, (int, np.integer))
+    if odd or not isinstance(given, (torch.Generator, type(None))) or None not in (seed, given):
+        raise _shuffle_source(seed, given)
+    if given is not None and seed is None:
+        return given
+    # Without a seed the order follows torch.manual_seed, at the price of one draw from the global generator.
+    drawn = int(torch.randint(2**62, ())) if seed is None else int(seed)
+    try:
+        return torch.Generator().manual_seed(drawn)
+    except (ValueError, RuntimeError, OverflowError):
+        raise _shuffle_source(seed, given) from None
+
+
+def _shuffle_source(seed: object, generator: object) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "the order of a shuffle comes from a seed (a whole number of at most 64 bits) or from a "
+        f"torch.Generator, not both; got seed={short(seed)} and generator={short(generator)}"
+    )
+
+
+def _in_order(data: B, used: int, size: int, epochs: int) -> Iterator[B]:
+    sizes = [min(size, used - start) for start in range(0, used, size)]
+    kept = data if used == len(data) else data.slice(0, used)
+    for _ in range(epochs):
+        yield from kept._split_rows(sizes) if sizes else ()
+
+
+def _shuffled(data: B, used: int, size: int, epochs: int, generator: torch.Generator) -> Iterator[B]:
+    for _ in range(epochs):
+        order = torch.randperm(len(data), generator=generator)[:used]
+        for start in range(0, used, size):
+            yield data[order[start : start + size]]
+
+
+# --- Rows that are groups of rows -------------------------------------------------------------------------
 
 
 def fold_batch_dim(data: B, new_batch_size: SupportsIndex) -> B:
@@ -167,254 +375,3 @@ def _reshape_rows(data: B, num_rows: int, shape: Callable[[str, Any], tuple[int,
     folded = data._with(tensors if data._has_batch() else None, num_rows, arrays)
     folded._pad_mask = None
     return folded
-
-
-def group_by(data: B, key: str) -> dict[Any, B]:
-    """The rows of each value of the column `key`, in order of first appearance."""
-    places: dict[Hashable, list[int]] = {}
-    for row, value in enumerate(_group_values(data, key)):
-        places.setdefault(value, []).append(row)
-    groups = {value: data[found] for value, found in places.items()}
-    for group in list(groups.values())[1:]:
-        group.meta_info = without_metrics(group.meta_info)
-    return groups
-
-
-def _group_values(data: BatchRows, key: str) -> Sequence[Hashable]:
-    check_keys([key])
-    columns = {**data._held(), **data.non_tensor_batch}
-    if key not in columns:
-        raise UnknownKeyError([key], "column", columns)
-    column = read(columns[key], key)
-    if column.ndim != 1 or getattr(column, "is_nested", False):
-        raise ColumnError(
-            f"column {key!r}: rows can be grouped by a column of scalars or hashable objects only"
-        )
-    # All NaNs are one group: NaN differs from itself, so a dict would keep each apart.
-    nan = float("nan")
-    values = [nan if isinstance(value, float) and value != value else value for value in column.tolist()]
-    for value in values:
-        try:
-            hash(value)
-        except TypeError as error:
-            raise ColumnError(
-                f"column {key!r}: cannot group by {type(value).__name__} values: {error}"
-            ) from None
-    return values
-
-
-# --- Mini-batches: slices of the batch in order, or one gather each when shuffled -------------------------
-
-
-_OPTIONS = {"shuffle": False, "drop_last": None, "generator": None, "num_workers": 0, "pin_memory": False}
-"""What `dataloader_kwargs` may hold; the last two only with the value that changes nothing."""
-
-
-def make_iterator(
-    data: B,
-    mini_batch_size: SupportsIndex,
-    epochs: SupportsIndex,
-    seed: int | None,
-    dataloader_kwargs: Mapping[str, Any] | None,
-    drop_last: bool | None,
-) -> Iterator[B]:
-    """Mini-batches of `data`, every row once per epoch."""
-    options = _checked_options(dataloader_kwargs)
-    drop_last = options["drop_last"] if drop_last is None else drop_last
-    drop_last = None if drop_last is None else flag("drop_last", drop_last)
-    shuffle = flag("shuffle", options["shuffle"])
-    size, epochs = (
-        whole_number("mini_batch_size", mini_batch_size, 1),
-        whole_number("epochs", epochs, 0),
-    )
-    count = data._checked_rows()
-    if drop_last is None and count % size:
-        raise UnevenRowsError(
-            f"{count} rows do not divide into mini-batches of {size}; pass drop_last=False for a shorter "
-            f"last one, drop_last=True to leave {count % size} rows out, or pad to a multiple of {size}",
-            count,
-            size,
-        )
-    used = count - count % size if drop_last else count
-    if not shuffle:
-        return _in_order(data, used, size, epochs)
-    return _shuffled(data, used, size, epochs, _generator(seed, options["generator"]))
-
-
-def _checked_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    options = {**_OPTIONS, **mapping("dataloader_kwargs", {} if given is None else given)}
-    if unknown := sorted(set(options) - set(_OPTIONS)):
-        raise _refused_options(unknown)
-    if changed := [key for key in ("num_workers", "pin_memory") if options[key]]:
-        raise _refused_options(changed)
-    return options
-
-
-def _refused_options(options: list[str]) -> InvalidTypeError:
-    return InvalidTypeError(
-        f"dataloader_kwargs {options} cannot be honoured: batches are cut in this process, without a "
-        f"DataLoader; known are {list(_OPTIONS)}"
-    )
-
-
-def _generator(seed: Any, given: Any) -> torch.Generator:
-    odd = seed is not None and not isinstance(seed, (int, np.integer))
-    if odd or not isinstance(given, (torch.Generator, type(None))) or None not in (seed, given):
-        raise _shuffle_source(seed, given)
-    if given is not None and seed is None:
-        return given
-    # Without a seed the order follows torch.manual_seed, at the price of one draw from the global generator.
-    drawn = int(torch.randint(2**62, ())) if seed is None else int(seed)
-    try:
-        return torch.Generator().manual_seed(drawn)
-    except (ValueError, RuntimeError, OverflowError):
-        raise _shuffle_source(seed, given) from None
-
-
-def _shuffle_source(seed: object, generator: object) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        "the order of a shuffle comes from a seed (a whole number of at most 64 bits) or from a "
-        f"torch.Generator, not both; got seed={short(seed)} and generator={short(generator)}"
-    )
-
-
-def _in_order(data: B, used: int, size: int, epochs: int) -> Iterator[B]:
-    sizes = [min(size, used - start) for start in range(0, used, size)]
-    kept = data if used == len(data) else data.slice(0, used)
-    for _ in range(epochs):
-        yield from kept._split_rows(sizes) if sizes else ()
-
-
-def _shuffled(data: B, used: int, size: int, epochs: int, generator: torch.Generator) -> Iterator[B]:
-    for _ in range(epochs):
-        order = torch.randperm(len(data), generator=generator)[:used]
-        for start in range(0, used, size):
-            yield data[order[start : start + size]]
-
-
-# --------------------------------------------------------------------------------------------------------
-
-
-End: TypeAlias = SupportsIndex | None
-
-
-class BatchRows(BatchPadding):
-    """The row operations of `DataProto`; its documentation says what holds for all of them."""
-
-    def __len__(self) -> int:
-        return self._row_count()
-
-    def __iter__(self) -> Iterator[DataProtoItem]:
-        return (item_of(self, row) for row in range(self._checked_rows()))
-
-    @overload
-    def __getitem__(self, item: int | np.integer[Any]) -> DataProtoItem: ...
-    @overload
-    def __getitem__(self, item: IndexLike) -> Self: ...
-    def __getitem__(self, item: Any) -> DataProtoItem | Self:
-        """One row (int), or the rows of a slice, range, sequence, array, tensor or mask.
-
-        Raises:
-            RowOutOfRangeError, InvalidIndexError: an index that does not fit.
-        """
-        if is_single_row(item):
-            return item_of(self, normalise_row(item, self._checked_rows()))
-        return self.select_idxs(item)
-
-    def select_idxs(self, idxs: IndexLike) -> Self:
-        """The rows of an index or mask, in its order."""
-        index = normalise_index(idxs, self._row_count())
-        return self._map_rows(lambda part: ops.take_all(part, index), len(index))
-
-    def slice(
-        self,
-        start: SupportsIndex | None = None,
-        end: SupportsIndex | None = None,
-        step: SupportsIndex | None = None,
-    ) -> Self:
-        """The rows `start` to `end` as views of the storage."""
-        return self.select_idxs(slice(start, end, step))
-
-    def chunk(self, chunks: SupportsIndex, uneven: bool = False) -> list[Self]:
-        """`chunks` consecutive pieces as views; the metrics stay with the first.
-
-        Pieces are equal, unless `uneven` or auto padding allows sizes that differ by one.
-
-        Raises:
-            UnevenRowsError: the rows do not divide by `chunks`.
-            InvalidValueError: `chunks` is less than 1.
-        """
-        count = whole_number("chunks", chunks, 1)
-        if not flag("uneven", uneven) and len(self) % count and not self.is_padding_enabled():
-            raise partition.uneven_chunks(len(self), count)
-        return self._pieces(partition.even_sizes(len(self), count))
-
-    def split(self, split_size: SupportsIndex) -> list[Self]:
-        """Consecutive pieces of `split_size` rows, the last one shorter; the metrics stay with the first.
-
-        Raises:
-            InvalidValueError: `split_size` is less than 1.
-        """
-        size, count = whole_number("split_size", split_size, 1), len(self)
-        return self._pieces([min(size, count - start) for start in range(0, count, size)] or [0])
-
-    def _pieces(self, sizes: Sequence[int]) -> list[Self]:
-        pieces = self._split_rows(sizes)
-        for piece in pieces[1:]:
-            piece.meta_info = without_metrics(piece.meta_info)
-        return pieces
-
-    def repeat(
-        self, repeat_times: SupportsIndex = 2, interleave: bool = True, *, copy_objects: bool = False
-    ) -> Self:
-        """Every row `repeat_times` times: `a a b b` (interleave) or `a b a b`.
-
-        The repeated rows share the objects of object columns, which costs nothing, unless `copy_objects`.
-        """
-        return repeat(self, repeat_times, interleave, copy_objects)
-
-    def sample_level_repeat(self, repeat_times: Sequence[int] | torch.Tensor | NDArray[Any]) -> Self:
-        """Row i `repeat_times[i]` times.
-
-        Raises:
-            InvalidValueError: not one count per row.
-        """
-        return sample_level_repeat(self, repeat_times)
-
-    def unfold_column_chunks(self, n_split: SupportsIndex, split_keys: Keys = None) -> Self:
-        """Cut the columns `split_keys` into `n_split` rows along dim 1, and repeat the rows of the others.
-
-        Raises:
-            ColumnError: a column whose width does not divide by `n_split`.
-        """
-        return unfold_column_chunks(self, n_split, split_keys)
-
-    def reorder(self, indices: IndexLike) -> None:
-        """Put the rows of this batch itself into the order of `indices`."""
-        self._become(self.select_idxs(indices))
-
-    def group_by(self, key: str) -> dict[Any, Self]:
-        """The rows of each value of a column, by first appearance; metrics stay with the first group."""
-        return group_by(self, key)
-
-    def make_iterator(
-        self,
-        mini_batch_size: SupportsIndex,
-        epochs: SupportsIndex,
-        seed: int | None = None,
-        dataloader_kwargs: Mapping[str, Any] | None = None,
-        *,
-        drop_last: bool | None = None,
-    ) -> Iterator[Self]:
-        """Mini-batches, every row once per epoch: views in order, copies when shuffled.
-
-        Args:
-            seed: the seed of the shuffling; the global random state is then left alone.
-            dataloader_kwargs: `shuffle`, `drop_last` and `generator`.
-            drop_last: what becomes of a shorter last mini-batch; an error unless given.
-
-        Raises:
-            UnevenRowsError: the rows do not divide and `drop_last` is not given.
-            InvalidTypeError: other `dataloader_kwargs`.
-        """
-        return make_iterator(self, mini_batch_size, epochs, seed, dataloader_kwargs, drop_last)

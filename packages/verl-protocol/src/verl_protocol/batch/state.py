@@ -7,7 +7,7 @@ on, so that `data.batch["k"] = ...` counts. Nothing outside this file needs to k
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, overload
 
 import numpy as np
 import torch
@@ -218,6 +218,10 @@ class BatchState(Composite):
             made._pad_mask = operation({PAD_MASK: self._pad_mask})[PAD_MASK]
         return made
 
+    def _take(self, index: RowIndex) -> Self:
+        """The rows of a normalised index."""
+        return self._map_rows(lambda columns: ops.take_all(columns, index), len(index))
+
     def _split_rows(self, sizes: Sequence[int]) -> list[Self]:
         """Consecutive pieces of these sizes, as views; each has all of meta_info."""
         self._checked_rows()
@@ -307,14 +311,6 @@ def check_batch(value: object) -> None:
 
 RowOperation = Callable[[Mapping[str, Any]], dict[str, Any]]
 """What is done to all columns of a kind at once, for example `rows.take_all` with an index."""
-
-
-S = TypeVar("S", bound=BatchState)
-
-
-def take(data: S, index: RowIndex) -> S:
-    """The rows of a batch named by a normalised index."""
-    return data._map_rows(lambda columns: ops.take_all(columns, index), len(index))
 
 
 def restore_batch(
