@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from verl_dispatch import (
+    Broadcast,
     CallOptions,
     Dispatch,
     Execute,
@@ -368,7 +369,9 @@ def test_replicas_share_one_object_and_only_answering_ranks_are_fetched(meshed: 
 
 
 def test_a_mesh_call_without_a_batch_is_refused(meshed: Any) -> None:
-    with pytest.raises(InvalidTypeError, match="at least one batch"):
+    with pytest.raises(InvalidTypeError, match=r"'f' splits batches over mesh 'm' .* at least one batch"):
+        meshed.f(Broadcast(1))
+    with pytest.raises(TypeError, match="missing a required argument: 'data'"):
         meshed.f()
     with pytest.raises(UnknownMeshError, match=r"'nope'.*registered meshes: m"):
         meshed.unknown(batch(2))

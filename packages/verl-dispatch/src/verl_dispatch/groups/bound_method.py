@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from threading import Lock
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
-from verl_dispatch.methods.planners import CallContext, Planner, choose_planner
+from verl_dispatch.methods.planners import CallPlanner
 from verl_dispatch.methods.registered import RegisteredMethod
-from verl_dispatch.methods.registry import DispatchMode, functions_of
+from verl_dispatch.methods.registry import DispatchMode
 from verl_dispatch.methods.static import GP, D_co, G_co, R_co
 from verl_dispatch.modes import Execute
 from verl_dispatch.planning import batches
+from verl_dispatch.planning.collectors import BatchCollector
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions, OptionChanges
 from verl_dispatch.planning.plan import CallPlan, with_worker_trims
 
@@ -216,11 +217,8 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         self._group = group
         self._method = method
         self._options = options
-        self._context = CallContext.of(group, method, options)
+        self._planner = CallPlanner(group, method, options)
         self._blocking = method.blocking if options.blocking is None else options.blocking
-        self._dispatch_fn: Callable[..., Any] | None = None
-        self._collect_fn: Callable[..., Any] | None = None
-        self._planner: Planner | None = None
         self.__name__ = method.name
         self.__qualname__ = method.function.__qualname__
         self.__module__ = method.function.__module__
@@ -277,7 +275,7 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
 
     def plan(self, /, *args: GP.args, **kwargs: GP.kwargs) -> CallPlan:
         """What a call with these arguments would do; nothing is sent, unless a mesh is not known yet."""
-        return self._plan(args, kwargs)
+        return self._planner.plan(args, kwargs)
 
     # Who runs the method and whether the call waits decide its types, which are then not known.
     @overload
@@ -300,8 +298,7 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         changed: GroupMethod[GP, R_co, G_co, D_co] = GroupMethod(
             self._group, self._method, self._options.changed(**changes)
         )
-        pair = functions_of(self._method.dispatch_mode)
-        choose_planner(changed._context, pair["dispatch_fn"], pair["collect_fn"])
+        changed._planner.spec()
         return changed
 
     @property
@@ -325,14 +322,14 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         return self._method.signature
 
     def __repr__(self) -> str:
-        return f"<{self.__name__}{self.__signature__} of {self._group!r}, {self._context.mode}>"
+        return f"<{self.__name__}{self.__signature__} of {self._group!r}, {self._planner.mode}>"
 
     def _later(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plan = with_worker_trims(self._usable_plan(args, kwargs))
         # Says that the caller gets futures: others may read the answers, so a backend can prepare them for
         # that.
         pendings = self._group._send(plan, self._options.changed(blocking=False))
-        if plan.collect.kind == "batch":
+        if isinstance(plan.collect, BatchCollector):
             result: Any = self._group._data_future(plan, pendings)
         else:
             result = plan.collect.arrange(self._group._futures(plan, pendings))
@@ -346,17 +343,7 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
 
     def _usable_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
         self._group._check_usable(self._method.name)
-        return self._plan(args, kwargs)
-
-    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
-        # The registry may change between calls; whether it has is seen by looking at the two functions.
-        pair = functions_of(self._method.dispatch_mode)
-        dispatch_fn, collect_fn = pair["dispatch_fn"], pair["collect_fn"]
-        planner = self._planner
-        if planner is None or self._dispatch_fn is not dispatch_fn or self._collect_fn is not collect_fn:
-            planner = self._planner = choose_planner(self._context, dispatch_fn, collect_fn)
-            self._dispatch_fn, self._collect_fn = dispatch_fn, collect_fn
-        return planner(self._context, args, kwargs)
+        return self._planner.plan(args, kwargs)
 
     @staticmethod
     def _parts(plan: CallPlan, answers: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:

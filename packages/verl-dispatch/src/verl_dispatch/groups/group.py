@@ -13,7 +13,6 @@ from verl_dispatch.errors import MixedOrderWarning, NotPicklableError, UnknownMe
 from verl_dispatch.groups.bound_method import CallFuture, CallTrace, GroupMethod
 from verl_dispatch.groups.pool import ResourcePool
 from verl_dispatch.methods.decorator import MAGIC_ATTR
-from verl_dispatch.methods.planners import all_ranks
 from verl_dispatch.methods.registered import RegisteredMethod, registered_methods
 from verl_dispatch.methods.registry import functions_of, get_predefined_execute_fn
 from verl_dispatch.methods.static import GP, A, D, G, GroupRef, GroupWorker, Method, R
@@ -21,7 +20,7 @@ from verl_dispatch.modes import Ref
 from verl_dispatch.planning.collectors import LIST, SINGLE
 from verl_dispatch.planning.mesh import Mesh, mesh_of
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions
-from verl_dispatch.planning.plan import CallPlan, RankCall
+from verl_dispatch.planning.plan import CallPlan, RankCall, all_ranks
 from verl_dispatch.workers.worker import Worker
 
 __all__ = ["RESERVED_NAMES", "MethodNames", "WorkerGroup"]

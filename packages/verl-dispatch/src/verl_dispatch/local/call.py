@@ -11,7 +11,7 @@ from typing import Any, overload
 from verl_dispatch.errors import WorkerFailure, WorkerGroupError, _ranks
 from verl_dispatch.groups.bound_method import CallTimer
 from verl_dispatch.local.copies import PrivateFuture
-from verl_dispatch.planning.batches import has_rows, num_rows
+from verl_dispatch.planning.batches import answered_rows
 
 __all__ = ["AnswerRows", "LocalAnswer", "LocalCall", "LocalFuture", "LocalLife"]
 
@@ -44,8 +44,7 @@ class AnswerRows:
 
     def result(self, timeout: float | None = None) -> int:
         """The number of rows; 0 for an answer that has none."""
-        value = self.answer.shared_result(timeout)
-        return num_rows(value) if has_rows(value) else 0
+        return answered_rows(self.answer.shared_result(timeout)) or 0
 
 
 class LocalAnswer:

@@ -1,7 +1,8 @@
-"""The public dispatch functions, for custom modes: `(group, *args, **kwargs) -> (args, kwargs)`.
+"""The public dispatch and collect functions: what the modes here do, and what custom ones build on.
 
-Every list that they return has one entry per worker. Those that split batches remember padding and order in
-the lists, so that a custom mode built on them has both undone.
+`dispatch_fn(group, *args, **kwargs)` returns `(args, kwargs)` with one entry per worker in every list, or a
+CallPlan. Lists of batches remember padding and order, so that a custom mode built on these functions has both
+undone. `collect_fn(group, outputs)` makes the result of the answers, or of futures of them.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, cast
 
 from verl_protocol import DataProtoFuture
-from verl_protocol.errors import InvalidValueError
+from verl_protocol.errors import InvalidTypeError, InvalidValueError
 
 from verl_dispatch.errors import EntryCountError, MeshError, UnsplittableArgumentError
 from verl_dispatch.modes import Broadcast, unwrapped
 from verl_dispatch.planning import batches
-from verl_dispatch.planning.collectors import LIST, DictCollector, joined_batches
+from verl_dispatch.planning.collectors import LIST, BatchCollector, DictCollector
 from verl_dispatch.planning.mesh import mesh_of, name_problem
-from verl_dispatch.planning.options import Labels, current_labels, current_options
-from verl_dispatch.planning.plan import CallPlan
-from verl_dispatch.planning.split import SplitList, split_batches, split_entries
+from verl_dispatch.planning.options import current_labels, current_options
+from verl_dispatch.planning.plan import CallPlan, RankCall
+from verl_dispatch.planning.split import Lists, SplitList, split_batches, split_entries
 
 if TYPE_CHECKING:
     from verl_dispatch.modes import NdBatches
@@ -34,7 +35,7 @@ __all__ = [
     "collect_dp_compute_data_proto",
     "collect_nd_compute",
     "collect_nd_compute_dataproto",
-    "collect_one_to_one",
+    "collect_rank_zero",
     "dispatch_all_to_all",
     "dispatch_direct_rollout_method",
     "dispatch_dp_compute",
@@ -46,19 +47,27 @@ __all__ = [
     "dispatch_one_to_one",
     "dispatch_rank_zero",
     "make_nd_compute_dataproto_dispatch_fn",
-    "plan_one_to_one",
+    "plan_one_to_all",
+    "plan_rank_zero",
 ]
 
 
-Lists = tuple[tuple[list[Any], ...], dict[str, list[Any]]]
+# --- whole arguments: to rank 0, or to all ----------------------------------------------------------------
 
 
-def dispatch_rank_zero(group: Any, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as given."""
-    return args, kwargs
+def dispatch_rank_zero(group: Any, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as given; of `Broadcast(x)`, x."""
+    if Broadcast in map(type, args):
+        args = tuple([unwrapped(value) for value in args])
+    return args, {name: unwrapped(value) for name, value in kwargs.items()}
 
 
-def dispatch_one_to_all(group: Any, *args: Any, **kwargs: Any) -> Lists:
+def plan_rank_zero(group: Any, /, *args: Any, **kwargs: Any) -> CallPlan:
+    """One call of rank 0."""
+    return CallPlan((RankCall(0, *dispatch_rank_zero(group, *args, **kwargs)),), fetched_ranks=(0,))
+
+
+def dispatch_one_to_all(group: Any, /, *args: Any, **kwargs: Any) -> Lists:
     """Every argument to every worker.
 
     Example:
@@ -66,57 +75,17 @@ def dispatch_one_to_all(group: Any, *args: Any, **kwargs: Any) -> Lists:
         >>> dispatch_one_to_all(SimpleNamespace(world_size=2), 7, lr=0.1)
         (([7, 7],), {'lr': [0.1, 0.1]})
     """
+    args, kwargs = dispatch_rank_zero(group, *args, **kwargs)
     size = group.world_size
-    return (
-        tuple([unwrapped(value)] * size for value in args),
-        {name: [unwrapped(value)] * size for name, value in kwargs.items()},
-    )
+    return tuple([[value] * size for value in args]), {name: [value] * size for name, value in kwargs.items()}
 
 
-def dispatch_all_to_all(group: Any, *args: Any, **kwargs: Any) -> Lists:
-    """Lists with one entry per worker, batches split by rows, `Broadcast(x)` to all.
-
-    Raises:
-        EntryCountError, UnsplittableArgumentError, UnevenRowsError, RowCountError: see `split_batches`.
-    """
-    split = split_batches(
-        group.world_size, args, kwargs, current_labels(), current_options(), takes_entries=True
-    )
-    return split.args, split.kwargs
+def plan_one_to_all(group: Any, /, *args: Any, **kwargs: Any) -> CallPlan:
+    """The same call of every rank; backends see that it is the same by its containers."""
+    return CallPlan.of_all(*dispatch_rank_zero(group, *args, **kwargs), group.world_size)
 
 
-def dispatch_dp_compute(group: Any, *args: Any, **kwargs: Any) -> Lists:
-    """Lists or tuples with one entry per worker, `Broadcast(x)` to all.
-
-    Raises:
-        EntryCountError: a list of another length.
-        UnsplittableArgumentError: neither a list nor a tuple.
-    """
-    split = split_entries(group.world_size, args, kwargs, current_labels())
-    return split.args, split.kwargs
-
-
-def dispatch_dp_compute_data_proto(group: Any, *args: Any, **kwargs: Any) -> Lists:
-    """Batches split by rows over the ranks, `Broadcast(x)` to all; padded where a batch asks for it.
-
-    Raises:
-        UnsplittableArgumentError, UnevenRowsError, RowCountError: see `split_batches`.
-    """
-    return _split_args_kwargs_data_proto_with_auto_padding(group.world_size, *args, **kwargs)
-
-
-def dispatch_dp_compute_data_proto_with_func(group: Any, *args: Any, **kwargs: Any) -> Lists:
-    """First a function, to every worker; the rest as `dispatch_dp_compute_data_proto`.
-
-    Raises:
-        UnsplittableArgumentError: the first argument is no function, or another one no batch.
-    """
-    function, args, kwargs = function_first(group.world_size, args, kwargs)
-    split = split_batches(group.world_size, args, kwargs, current_labels().after(1), current_options())
-    return ([function] * group.world_size, *split.args), split.kwargs
-
-
-def dispatch_direct_rollout_method(group: Any, *args: Any, **kwargs: Any) -> Lists:
+def dispatch_direct_rollout_method(group: Any, /, *args: Any, **kwargs: Any) -> Lists:
     """Refuses: such a method is called on its worker, never on a group.
 
     Raises:
@@ -128,37 +97,32 @@ def dispatch_direct_rollout_method(group: Any, *args: Any, **kwargs: Any) -> Lis
     )
 
 
-def function_first(
-    num_workers: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The function that comes first, and the other arguments; it may be passed by the parameter's name.
+# --- one entry per worker ---------------------------------------------------------------------------------
+
+
+def dispatch_all_to_all(group: Any, /, *args: Any, **kwargs: Any) -> Lists:
+    """Lists with one entry per worker, batches split by rows, `Broadcast(x)` to all.
 
     Raises:
-        UnsplittableArgumentError: there is none.
+        EntryCountError, UnsplittableArgumentError, UnevenRowsError, RowCountError: see `split_batches`.
     """
-    labels, rest = current_labels(), dict(kwargs)
-    given = args[0] if args else rest.pop(next(iter(labels.parameters), ""), None)
-    if not callable(unwrapped(given)):
-        expected = "a function for every worker, then batches"
-        raise UnsplittableArgumentError(labels.positional(0), given, num_workers, expected)
-    return unwrapped(given), args[1:], rest
+    labels, options = current_labels(), current_options()
+    return split_batches(group.world_size, args, kwargs, labels, options, takes_entries=True)
 
 
-def _split_args_kwargs_data_proto(chunks: int, *args: Any, **kwargs: Any) -> Lists:
-    """Batches cut into `chunks` parts of equal rows, never padded."""
-    split = split_batches(
-        chunks, args, kwargs, current_labels(), current_options().changed(auto_padding=False)
-    )
-    return split.args, split.kwargs
+def dispatch_dp_compute(group: Any, /, *args: Any, **kwargs: Any) -> Lists:
+    """Lists or tuples with one entry per worker, `Broadcast(x)` to all.
+
+    Raises:
+        EntryCountError: a list of another length.
+        UnsplittableArgumentError: neither a list nor a tuple.
+    """
+    return split_entries(group.world_size, args, kwargs, current_labels())
 
 
-def _split_args_kwargs_data_proto_with_auto_padding(chunks: int, *args: Any, **kwargs: Any) -> Lists:
-    """Batches cut into `chunks` parts of equal rows, padded copies where a batch asks for it."""
-    split = split_batches(chunks, args, kwargs, current_labels(), current_options())
-    return split.args, split.kwargs
-
-
-# --- The public collect functions, for custom modes: `(group, output) -> result` --------------------------
+def collect_rank_zero(group: Any, output: Any) -> Any:
+    """The value of rank 0, the only one called."""
+    return output[0] if isinstance(output, list) else output
 
 
 def collect_all_to_all(group: Any, output: Any) -> Any:
@@ -177,6 +141,121 @@ def collect_dp_compute(group: Any, output: Sequence[Any]) -> Sequence[Any]:
     return output
 
 
+# --- each argument says which rank gets what, and only those ranks are called -----------------------------
+
+
+_BY_RANK = "{rank: value}, or a list with one entry per worker"
+
+
+def dispatch_one_to_one(group: Any, /, *args: Any, **kwargs: Any) -> CallPlan:
+    """Each argument is `{rank: value}`, or a list with one entry per worker; `Broadcast(x)` to all named.
+
+    Raises:
+        InvalidValueError: arguments that name different ranks, ranks outside the world, or none at all.
+        EntryCountError: a list of another length.
+    """
+    labels, values = current_labels(), [*args, *kwargs.values()]
+    named = {
+        label: _by_rank(labels.method, label, value, group.world_size)
+        for label, value in zip(labels.all(args, kwargs), values, strict=True)
+        if not isinstance(value, Broadcast)
+    }
+    ranks = _common_ranks(labels.method, named, group.world_size)
+    entries = iter(named.values())
+    columns = [
+        dict.fromkeys(ranks, value.value) if isinstance(value, Broadcast) else next(entries)
+        for value in values
+    ]
+    rows = {rank: [column[rank] for column in columns] for rank in ranks}
+    calls = {
+        rank: (row[: len(args)], dict(zip(kwargs, row[len(args) :], strict=True)))
+        for rank, row in rows.items()
+    }
+    as_dict = any(isinstance(value, Mapping) for value in values)
+    return CallPlan.of(calls).changed(collect=DictCollector(labels.method, ranks) if as_dict else LIST)
+
+
+def _bad_ranks(method: str, problem: str) -> InvalidValueError:
+    return InvalidValueError(f"ONE_TO_ONE arguments of {method!r} must name the same ranks: {problem}")
+
+
+def _by_rank(method: str, label: str, value: Any, world_size: int) -> Mapping[int, Any]:
+    if isinstance(value, Mapping):
+        return {_as_int(rank): entry for rank, entry in value.items()}
+    if not isinstance(value, (list, tuple)):
+        raise _bad_ranks(method, f"{label} must be {_BY_RANK}, got {type(value).__name__}")
+    if len(value) != world_size:
+        raise EntryCountError(label, world_size, len(value))
+    return dict(enumerate(value))
+
+
+def _as_int(rank: Any) -> Any:
+    """The rank as a plain number; numpy's numbers are ranks too."""
+    return int(rank) if type(rank) is not bool and isinstance(rank, Integral) else rank
+
+
+def _common_ranks(method: str, named: Mapping[str, Mapping[int, Any]], world_size: int) -> tuple[int, ...]:
+    if not named:
+        raise _bad_ranks(method, f"no argument names any rank; give at least one as {_BY_RANK}")
+    (first_label, first), *others = named.items()
+    for label, entries in others:
+        if set(entries) != set(first):
+            problem = f"{first_label} names ranks {_shown(first)}, but {label} names ranks {_shown(entries)}"
+            raise _bad_ranks(method, problem)
+    in_world = all(type(rank) is int and 0 <= rank < world_size for rank in first)
+    if not (first and in_world):
+        world = f"0..{world_size - 1}"
+        raise _bad_ranks(
+            method, f"{first_label} names ranks {_shown(first)}, but the group has ranks {world}"
+        )
+    return tuple(sorted(first))
+
+
+def _shown(entries: Mapping[int, Any]) -> list[Any]:
+    return sorted(entries, key=lambda rank: (not isinstance(rank, int), str(rank)))
+
+
+# --- batches, split by rows -------------------------------------------------------------------------------
+
+
+def dispatch_dp_compute_data_proto(group: Any, /, *args: Any, **kwargs: Any) -> Lists:
+    """Batches split by rows over the ranks, `Broadcast(x)` to all; padded where a batch asks for it.
+
+    Raises:
+        UnsplittableArgumentError, UnevenRowsError, RowCountError: see `split_batches`.
+    """
+    return split_batches(group.world_size, args, kwargs, current_labels(), current_options())
+
+
+def dispatch_dp_compute_data_proto_with_func(group: Any, /, *args: Any, **kwargs: Any) -> Lists:
+    """First a function, to every worker; the rest as `dispatch_dp_compute_data_proto`.
+
+    The function may be passed by the name of the method's first parameter.
+
+    Raises:
+        UnsplittableArgumentError: the first argument is no function, or another one no batch.
+    """
+    labels, num_workers = current_labels(), group.world_size
+    given, *rest = args or (kwargs.pop(next(iter(labels.parameters), ""), None),)
+    function = unwrapped(given)
+    if not callable(function):
+        expected = "a function for every worker, then batches"
+        raise UnsplittableArgumentError(labels.positional(0), given, num_workers, expected)
+    lists, named = split_batches(num_workers, rest, kwargs, labels.after(1), current_options())
+    return ([function] * num_workers, *lists), named
+
+
+def _split_args_kwargs_data_proto(chunks: int, /, *args: Any, **kwargs: Any) -> Lists:
+    """Batches cut into `chunks` parts of equal rows, never padded."""
+    options = current_options().changed(auto_padding=False)
+    return split_batches(chunks, args, kwargs, current_labels(), options)
+
+
+def _split_args_kwargs_data_proto_with_auto_padding(chunks: int, /, *args: Any, **kwargs: Any) -> Lists:
+    """Batches cut into `chunks` parts of equal rows, padded copies where a batch asks for it."""
+    return split_batches(chunks, args, kwargs, current_labels(), current_options())
+
+
 def collect_dp_compute_data_proto(group: Any, output: Sequence[Any]) -> Any:
     """The answers joined to one batch; from futures, one DataProtoFuture.
 
@@ -184,6 +263,73 @@ def collect_dp_compute_data_proto(group: Any, output: Sequence[Any]) -> Any:
         AnswerError: an answer that is neither a batch nor a future.
     """
     return _concat_data_proto_or_future(collect_dp_compute(group, output))
+
+
+def _concat_data_proto_or_future(output: Sequence[Any]) -> Any:
+    """Batches joined to one batch, futures to one DataProtoFuture."""
+    if any(isinstance(value, DataProtoFuture) or _is_pending(value) for value in output):
+        return DataProtoFuture.concat(list(output))
+    return BatchCollector("collect", tuple(range(len(output)))).collect(output)
+
+
+def _is_pending(value: Any) -> bool:
+    return not batches.is_batch(value) and (hasattr(value, "future") or hasattr(value, "result"))
+
+
+# --- batches over a named mesh: rows split over dp ranks, every replica of a dp rank gets the same part ---
+
+
+def dispatch_nd_compute(
+    dp_rank_mapping: Sequence[int], dp_size: int, group: Any, /, *args: Any, **kwargs: Any
+) -> Lists:
+    """Lists with one entry per dp rank, spread over all ranks: replicas get the very same object.
+
+    Raises:
+        EntryCountError: a list without one entry per dp rank, or a mapping without one per worker.
+        MeshError: a dp rank outside `0..dp_size-1`.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> dispatch_nd_compute([0, 0, 1, 1], 2, SimpleNamespace(world_size=4), ["a", "b"])
+        ((['a', 'a', 'b', 'b'],), {})
+    """
+    _check_mapping(dp_rank_mapping, dp_size, group.world_size)
+    labels = current_labels().all(args, kwargs)
+    lists = [
+        _spread(entries, label, dp_rank_mapping, dp_size)
+        for label, entries in zip(labels, [*args, *kwargs.values()], strict=True)
+    ]
+    return tuple(lists[: len(args)]), dict(zip(kwargs, lists[len(args) :], strict=True))
+
+
+def dispatch_nd_compute_dataproto(
+    dp_rank_mapping: Sequence[int], dp_size: int, group: Any, /, *args: Any, **kwargs: Any
+) -> Lists:
+    """Batches split by rows over the dp ranks, then spread over all ranks.
+
+    Raises:
+        UnsplittableArgumentError, UnevenRowsError, RowCountError: see `split_batches`.
+    """
+    lists, named = split_batches(dp_size, args, kwargs, current_labels(), current_options())
+    return dispatch_nd_compute(dp_rank_mapping, dp_size, group, *lists, **named)
+
+
+def _check_mapping(dp_rank_mapping: Sequence[int], dp_size: int, world_size: int) -> None:
+    if len(dp_rank_mapping) != world_size:
+        raise EntryCountError("dp_rank_mapping", world_size, len(dp_rank_mapping))
+    outside = sorted({dp for dp in dp_rank_mapping if not 0 <= dp < dp_size})
+    if outside:
+        table = "\n".join(f"  rank {rank} -> dp rank {dp}" for rank, dp in enumerate(dp_rank_mapping))
+        raise MeshError("dp_rank_mapping", f"dp ranks {outside} are outside 0..{dp_size - 1}", table)
+
+
+def _spread(entries: Any, label: str, dp_rank_mapping: Sequence[int], dp_size: int) -> list[Any]:
+    if not isinstance(entries, (list, tuple)) or len(entries) != dp_size:
+        raise EntryCountError(label, dp_size, len(entries) if hasattr(entries, "__len__") else 1)
+    spread = [entries[dp] for dp in dp_rank_mapping]
+    if not isinstance(entries, SplitList):
+        return spread
+    return SplitList(spread, entries.layout.of_parts(dp_rank_mapping))
 
 
 def collect_nd_compute(collect_mask: Sequence[bool], group: Any, output: Sequence[Any]) -> list[Any]:
@@ -203,160 +349,33 @@ def collect_nd_compute_dataproto(collect_mask: Sequence[bool], group: Any, outpu
     return _concat_data_proto_or_future(collect_nd_compute(collect_mask, group, output))
 
 
-def _concat_data_proto_or_future(output: Sequence[Any]) -> Any:
-    """Batches joined to one batch, futures to one DataProtoFuture."""
-    if any(isinstance(value, DataProtoFuture) or _is_pending(value) for value in output):
-        return DataProtoFuture.concat(list(output))
-    return joined_batches("collect", range(len(output)), None, output)
-
-
-def _is_pending(value: Any) -> bool:
-    return not batches.is_batch(value) and (hasattr(value, "future") or hasattr(value, "result"))
-
-
-# --- ONE_TO_ONE: each argument says which rank gets what, and only those ranks are called -----------------
-
-
-EXPECTED = "{rank: value}, or a list with one entry per worker"
-
-
-def dispatch_one_to_one(group: Any, *args: Any, **kwargs: Any) -> CallPlan:
-    """Each argument is `{rank: value}`, or a list with one entry per worker.
-
-    Raises:
-        InvalidValueError: arguments that name different ranks, ranks outside the world, or none at all.
-        EntryCountError: a list of another length.
-    """
-    return plan_one_to_one(group.world_size, args, kwargs, current_labels())
-
-
-def collect_one_to_one(group: Any, output: Any) -> Any:
-    """The answers as they are."""
-    return output
-
-
-def plan_one_to_one(
-    world_size: int, args: Sequence[Any], kwargs: Mapping[str, Any], labels: Labels
-) -> CallPlan:
-    """One call for each rank that the arguments name."""
-    values = [*args, *kwargs.values()]
-    named = {
-        label: _by_rank(labels.method, label, value, world_size)
-        for label, value in zip(labels.all(args, kwargs), values, strict=True)
-        if not isinstance(value, Broadcast)
-    }
-    ranks = _common_ranks(labels.method, named, world_size)
-    entries = iter(named.values())
-    columns = [value if isinstance(value, Broadcast) else next(entries) for value in values]
-    calls = {rank: _call(rank, columns, len(args), list(kwargs)) for rank in ranks}
-    as_dict = any(isinstance(value, Mapping) for value in values)
-    return CallPlan.of(calls).changed(collect=DictCollector(ranks) if as_dict else LIST)
-
-
-def _rank_sets(method: str, problem: str) -> InvalidValueError:
-    return InvalidValueError(f"ONE_TO_ONE arguments of {method!r} must name the same ranks: {problem}")
-
-
-def _by_rank(method: str, label: str, value: Any, world_size: int) -> Mapping[int, Any]:
-    if isinstance(value, Mapping):
-        return {_as_int(rank): entry for rank, entry in value.items()}
-    if not isinstance(value, (list, tuple)):
-        raise _rank_sets(method, f"{label} must be {EXPECTED}, got {type(value).__name__}")
-    if len(value) != world_size:
-        raise EntryCountError(label, world_size, len(value))
-    return dict(enumerate(value))
-
-
-def _common_ranks(method: str, named: Mapping[str, Mapping[int, Any]], world_size: int) -> tuple[int, ...]:
-    if not named:
-        raise _rank_sets(method, f"no argument names any rank; give at least one as {EXPECTED}")
-    (first_label, first), *others = named.items()
-    for label, entries in others:
-        if set(entries) != set(first):
-            raise _rank_sets(
-                method,
-                f"{first_label} names ranks {_shown(first)}, but {label} names ranks {_shown(entries)}",
-            )
-    outside = [rank for rank in first if isinstance(rank, bool) or not _in_world(rank, world_size)]
-    if outside or not first:
-        raise _rank_sets(
-            method, f"{first_label} names ranks {_shown(first)}, but the group has ranks 0..{world_size - 1}"
-        )
-    return tuple(sorted(first))
-
-
-def _as_int(rank: Any) -> Any:
-    """The rank as a plain number; numpy's numbers are ranks too."""
-    return int(rank) if type(rank) is not bool and isinstance(rank, Integral) else rank
-
-
-def _in_world(rank: object, world_size: int) -> bool:
-    return isinstance(rank, int) and 0 <= rank < world_size
-
-
-def _shown(entries: Mapping[int, Any]) -> list[Any]:
-    return sorted(entries, key=lambda rank: (not isinstance(rank, int), str(rank)))
-
-
-def _call(
-    rank: int, columns: Sequence[Any], num_args: int, names: Sequence[str]
-) -> tuple[Sequence[Any], dict[str, Any]]:
-    values = [column.value if isinstance(column, Broadcast) else column[rank] for column in columns]
-    return values[:num_args], dict(zip(names, values[num_args:], strict=True))
-
-
-# --- Dispatch over a named mesh: rows split over dp ranks, every replica of a dp rank gets the same part --
-
-
-def dispatch_nd_compute(
-    dp_rank_mapping: Sequence[int], dp_size: int, group: Any, *args: Any, **kwargs: Any
-) -> Lists:
-    """Lists with one entry per dp rank, spread over all ranks: replicas get the very same object.
-
-    Raises:
-        EntryCountError: a list without one entry per dp rank, or a mapping without one per worker.
-        MeshError: a dp rank outside `0..dp_size-1`.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> dispatch_nd_compute([0, 0, 1, 1], 2, SimpleNamespace(world_size=4), ["a", "b"])
-        ((['a', 'a', 'b', 'b'],), {})
-    """
-    _check_mapping(dp_rank_mapping, dp_size, group.world_size)
-    labels = current_labels()
-    positional = tuple(
-        _spread(entries, labels.positional(index), dp_rank_mapping, dp_size)
-        for index, entries in enumerate(args)
-    )
-    named = {
-        name: _spread(entries, labels.keyword(name), dp_rank_mapping, dp_size)
-        for name, entries in kwargs.items()
-    }
-    return positional, named
-
-
-def dispatch_nd_compute_dataproto(
-    dp_rank_mapping: Sequence[int], dp_size: int, group: Any, *args: Any, **kwargs: Any
-) -> Lists:
-    """Batches split by rows over the dp ranks, then spread over all ranks.
-
-    Raises:
-        UnsplittableArgumentError, UnevenRowsError, RowCountError: see `split_batches`.
-    """
-    split = split_batches(dp_size, args, kwargs, current_labels(), current_options())
-    return dispatch_nd_compute(dp_rank_mapping, dp_size, group, *split.args, **split.kwargs)
-
-
 @dataclass(frozen=True, slots=True)
 class NdDispatch:
     """The dispatch function of a mesh mode; which ranks the mesh has is asked of the group at the call."""
 
     mesh_name: str
 
-    def __call__(self, group: Any, *args: Any, **kwargs: Any) -> Lists:
+    def __call__(self, group: Any, /, *args: Any, **kwargs: Any) -> Lists:
         """Batches split over the dp ranks of the group's mesh."""
         mesh = mesh_of(group, self.mesh_name)
         return dispatch_nd_compute_dataproto(mesh.dp_ranks, mesh.dp_size, group, *args, **kwargs)
+
+    def plan(self, group: Any, /, *args: Any, **kwargs: Any) -> CallPlan:
+        """The calls of all ranks, of which only the answering ones are fetched, in dp order.
+
+        Raises:
+            InvalidTypeError: no batch among the arguments.
+        """
+        mesh, labels = mesh_of(group, self.mesh_name), current_labels()
+        lists, named = split_batches(mesh.dp_size, args, kwargs, labels, current_options())
+        if not any(map(batches.is_splittable, [*args, *kwargs.values()])):
+            raise InvalidTypeError(
+                f"{labels.method!r} splits batches over mesh {self.mesh_name!r} and needs at least one batch "
+                "(DataProto, TensorDict or DataProtoFuture) among its arguments, got none"
+            )
+        parts = CallPlan.of_lists(lists, named, mesh.dp_size)
+        calls = [parts.calls[dp]._replace(rank=rank) for rank, dp in enumerate(mesh.dp_ranks)]
+        return CallPlan(tuple(calls), fetched_ranks=mesh.answering_ranks, layout=parts.layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,14 +386,10 @@ class NdCollect:
 
     def __call__(self, group: Any, output: Sequence[Any]) -> Any:
         """The answers of the answering ranks, joined in dp order."""
-        mesh = mesh_of(group, self.mesh_name)
-        in_dp_order = [output[rank] for rank in mesh.answering_ranks]
-        return collect_nd_compute_dataproto([True] * len(in_dp_order), _Ranks(len(in_dp_order)), in_dp_order)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ranks:
-    world_size: int
+        output = collect_dp_compute(group, output)
+        return _concat_data_proto_or_future(
+            [output[rank] for rank in mesh_of(group, self.mesh_name).answering_ranks]
+        )
 
 
 def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> NdBatches:
@@ -396,20 +411,3 @@ def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> NdBatches:
     if problem:
         raise MeshError(mesh_name, problem)
     return cast("NdBatches", {"dispatch_fn": NdDispatch(mesh_name), "collect_fn": NdCollect(mesh_name)})
-
-
-def _check_mapping(dp_rank_mapping: Sequence[int], dp_size: int, world_size: int) -> None:
-    if len(dp_rank_mapping) != world_size:
-        raise EntryCountError("dp_rank_mapping", world_size, len(dp_rank_mapping))
-    outside = sorted({dp for dp in dp_rank_mapping if not 0 <= dp < dp_size})
-    if outside:
-        table = "\n".join(f"  rank {rank} -> dp rank {dp}" for rank, dp in enumerate(dp_rank_mapping))
-        raise MeshError("dp_rank_mapping", f"dp ranks {outside} are outside 0..{dp_size - 1}", table)
-
-
-def _spread(entries: Any, label: str, dp_rank_mapping: Sequence[int], dp_size: int) -> list[Any]:
-    if not isinstance(entries, (list, tuple)) or len(entries) != dp_size:
-        raise EntryCountError(label, dp_size, len(entries) if hasattr(entries, "__len__") else 1)
-    layout = entries.layout if isinstance(entries, SplitList) else None
-    spread = layout.spread(dp_rank_mapping) if layout else None
-    return SplitList([entries[dp] for dp in dp_rank_mapping], spread)

@@ -1,70 +1,190 @@
-"""Which functions belong to which mode, asked at every call; and how users add their own."""
+"""The dispatch modes: the table of those that are here, and the registry that groups ask at every call.
+
+How to add a mode of this package:
+1. Write its dispatch function in `functions.py`, and a collect function if none of those there fits.
+2. Add its line to MODES: how answers are put together, which options about rows it takes, what it refuses.
+3. Annotate its member of `Dispatch` in `modes.py` with a class of `typed_modes.py`: what it takes and gives.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
 
 from verl_dispatch.errors import InvalidModeError
 from verl_dispatch.methods import functions
-from verl_dispatch.methods.functions import NdDispatch, collect_one_to_one, dispatch_one_to_one
+from verl_dispatch.methods.functions import NdCollect, NdDispatch
 from verl_dispatch.modes import Dispatch, Execute
+from verl_dispatch.planning.collectors import (
+    BatchCollector,
+    Collector,
+    ListCollector,
+    SingleCollector,
+    untrimmed,
+)
+from verl_dispatch.planning.options import ROW_OPTIONS
 
 if TYPE_CHECKING:
     from verl_dispatch.modes import ExecuteSome
 
 __all__ = [
     "DISPATCH_MODE_FN_REGISTRY",
-    "PREDEFINED_PAIRS",
+    "MODES",
+    "DispatchMode",
+    "ModeSpec",
+    "check_dispatch_mode",
+    "check_execute_mode",
+    "check_pair",
+    "functions_of",
     "get_predefined_dispatch_fn",
     "get_predefined_execute_fn",
+    "mode_name",
+    "rank_selector",
     "register_dispatch_mode",
     "register_execute_mode",
+    "spec_of",
     "update_dispatch_mode",
 ]
 
 
-def collect_rank_zero(group: Any, output: Any) -> Any:
-    """The value of rank 0, the only one called."""
-    return output[0] if isinstance(output, list) else output
+Function: TypeAlias = Callable[..., Any]
+DispatchMode: TypeAlias = Dispatch | dict[str, Any]
 
 
-PREDEFINED_PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "RANK_ZERO": (functions.dispatch_rank_zero, collect_rank_zero),
-    "ONE_TO_ALL": (functions.dispatch_one_to_all, functions.collect_all_to_all),
-    "ALL_TO_ALL": (functions.dispatch_all_to_all, functions.collect_all_to_all),
-    "DP_COMPUTE": (functions.dispatch_dp_compute, functions.collect_dp_compute),
-    "DP_COMPUTE_PROTO": (
-        functions.dispatch_dp_compute_data_proto,
-        functions.collect_dp_compute_data_proto,
-    ),
-    "DP_COMPUTE_PROTO_WITH_FUNC": (
-        functions.dispatch_dp_compute_data_proto_with_func,
-        functions.collect_dp_compute_data_proto,
-    ),
-    "DP_COMPUTE_METRIC": (functions.dispatch_dp_compute_data_proto, functions.collect_dp_compute),
-    "ONE_TO_ONE": (dispatch_one_to_one, collect_one_to_one),
-    "DIRECT_ROLLOUT_METHOD": (functions.dispatch_direct_rollout_method, functions.collect_all_to_all),
+@dataclass(frozen=True, slots=True)
+class ModeSpec:
+    """One dispatch mode: how a call is cut, how its answers are put together, and what it refuses.
+
+    Attributes:
+        name: how messages and plans name it.
+        dispatch_fn: cuts the arguments; public, for custom modes to build on.
+        collect_fn: puts answers together where a custom mode builds on this one.
+        collector: what puts answers together in the mode itself; None leaves it to the CallPlan that
+            `dispatch_fn` returns, or in a custom mode to `collect_fn`.
+        plan: cuts the arguments in place of `dispatch_fn` where a CallPlan says more than lists can.
+        row_options: which of ROW_OPTIONS it takes.
+        refuses: why no other execute mode than ALL goes with it; empty where others do.
+        is_custom: whether its functions are the user's own.
+    """
+
+    name: str
+    dispatch_fn: Function
+    collect_fn: Function
+    collector: Callable[..., Collector] | None = None
+    plan: Function | None = None
+    row_options: tuple[str, ...] = ()
+    refuses: str = ""
+    is_custom: bool = False
+
+    def has(self, pair: Mapping[str, Function]) -> bool:
+        """Whether these are the functions of this mode."""
+        return pair["dispatch_fn"] is self.dispatch_fn and pair["collect_fn"] is self.collect_fn
+
+
+_LOSES_ROWS = "it splits rows over all ranks, and rows of the ranks that do not run would be lost"
+_LOSES_ENTRIES = "its lists hold one entry for every rank, and those of ranks that do not run would be lost"
+_NAMES_RANKS = "its arguments already name the ranks that run"
+
+RANK_ZERO = ModeSpec(
+    "RANK_ZERO",
+    functions.dispatch_rank_zero,
+    functions.collect_rank_zero,
+    SingleCollector,
+    plan=functions.plan_rank_zero,
+    refuses="this dispatch mode calls rank 0 only",
+)
+
+MODES: dict[Dispatch, ModeSpec] = {
+    Dispatch[spec.name]: spec
+    for spec in (
+        RANK_ZERO,
+        ModeSpec(
+            "ONE_TO_ALL",
+            functions.dispatch_one_to_all,
+            functions.collect_all_to_all,
+            ListCollector,
+            plan=functions.plan_one_to_all,
+        ),
+        ModeSpec(
+            "ALL_TO_ALL",
+            functions.dispatch_all_to_all,
+            functions.collect_all_to_all,
+            ListCollector,
+            # A list of answers has no rows whose input order a balanced call could restore.
+            row_options=("uneven", "auto_padding"),
+        ),
+        ModeSpec(
+            "ONE_TO_ONE",
+            functions.dispatch_one_to_one,
+            functions.collect_all_to_all,
+            refuses=_NAMES_RANKS,
+        ),
+        ModeSpec(
+            "DP_COMPUTE",
+            functions.dispatch_dp_compute,
+            functions.collect_dp_compute,
+            ListCollector,
+            refuses=_LOSES_ENTRIES,
+        ),
+        ModeSpec(
+            "DP_COMPUTE_PROTO",
+            functions.dispatch_dp_compute_data_proto,
+            functions.collect_dp_compute_data_proto,
+            BatchCollector,
+            row_options=ROW_OPTIONS,
+            refuses=_LOSES_ROWS,
+        ),
+        ModeSpec(
+            "DP_COMPUTE_PROTO_WITH_FUNC",
+            functions.dispatch_dp_compute_data_proto_with_func,
+            functions.collect_dp_compute_data_proto,
+            BatchCollector,
+            row_options=ROW_OPTIONS,
+            refuses=_LOSES_ROWS,
+        ),
+        ModeSpec(
+            "DP_COMPUTE_METRIC",
+            functions.dispatch_dp_compute_data_proto,
+            functions.collect_dp_compute,
+            untrimmed,
+            row_options=ROW_OPTIONS,
+            refuses=_LOSES_ROWS,
+        ),
+        ModeSpec(
+            "DIRECT_ROLLOUT_METHOD",
+            functions.dispatch_direct_rollout_method,
+            functions.collect_all_to_all,
+            ListCollector,
+            refuses="such a method is never called on a group",
+        ),
+    )
 }
 
 
-DispatchMode: TypeAlias = Dispatch | dict[str, Any]
-SelectRanks: TypeAlias = Callable[[int], Iterable[SupportsIndex]]
+def _mesh_mode(name: str, dispatch_fn: NdDispatch, collect_fn: NdCollect) -> ModeSpec:
+    return ModeSpec(
+        name,
+        dispatch_fn,
+        collect_fn,
+        BatchCollector,
+        plan=dispatch_fn.plan,
+        row_options=ROW_OPTIONS,
+        refuses=_LOSES_ROWS,
+    )
 
-_PAIR_KEYS = {"dispatch_fn", "collect_fn"}
 
-DISPATCH_MODE_FN_REGISTRY: dict[Dispatch, dict[str, Callable[..., Any]]] = {}
+# --- what a mode is now: groups ask at every call ---------------------------------------------------------
+
+
+DISPATCH_MODE_FN_REGISTRY: dict[Dispatch, dict[str, Function]] = {
+    mode: {"dispatch_fn": spec.dispatch_fn, "collect_fn": spec.collect_fn} for mode, spec in MODES.items()
+}
 """Mode -> `{"dispatch_fn", "collect_fn"}`; a plain dict: what it holds at the time of a call counts."""
 
-_EXECUTE_FUNCTION_NAMES: dict[Execute, str] = {
-    Execute.ALL: "execute_all",
-    Execute.RANK_ZERO: "execute_rank_zero",
-}
-_RANK_SELECTORS: dict[Execute, SelectRanks] = {}
 
-
-def get_predefined_dispatch_fn(mode: Dispatch) -> dict[str, Callable[..., Any]]:
+def get_predefined_dispatch_fn(mode: Dispatch) -> dict[str, Function]:
     """The functions of a mode, predefined or registered since: `{"dispatch_fn", "collect_fn"}`.
 
     Raises:
@@ -76,15 +196,39 @@ def get_predefined_dispatch_fn(mode: Dispatch) -> dict[str, Callable[..., Any]]:
         raise _not_a_mode(mode) from None
 
 
-def get_predefined_execute_fn(mode: Execute) -> dict[str, str]:
-    """The name of the group's low-level function for an execute mode: `{"execute_fn_name": ...}`."""
-    check_execute_mode(mode)
-    return {"execute_fn_name": _EXECUTE_FUNCTION_NAMES.get(mode, "execute_all")}
+def functions_of(dispatch_mode: DispatchMode) -> Mapping[str, Function]:
+    """The pair of functions that a mode has now."""
+    return dispatch_mode if isinstance(dispatch_mode, dict) else get_predefined_dispatch_fn(dispatch_mode)
 
 
-def register_dispatch_mode(
-    name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
-) -> Dispatch:
+def spec_of(dispatch_mode: DispatchMode) -> ModeSpec:
+    """The mode with the functions that it has now; one with other functions than MODES says is custom."""
+    pair, name = functions_of(dispatch_mode), mode_name(dispatch_mode)
+    dispatch_fn, collect_fn = pair["dispatch_fn"], pair["collect_fn"]
+    known = None if isinstance(dispatch_mode, dict) else MODES.get(dispatch_mode)
+    if known is not None and known.has(pair):
+        return known
+    if isinstance(dispatch_fn, NdDispatch) and collect_fn == NdCollect(dispatch_fn.mesh_name):
+        return _mesh_mode(name, dispatch_fn, collect_fn)
+    return ModeSpec(name, dispatch_fn, collect_fn, row_options=ROW_OPTIONS, is_custom=True)
+
+
+def mode_name(dispatch_mode: DispatchMode) -> str:
+    """How messages and plans name a mode."""
+    if isinstance(dispatch_mode, Dispatch):
+        return dispatch_mode.name
+    dispatch_fn = dispatch_mode["dispatch_fn"]
+    if isinstance(dispatch_fn, NdDispatch):
+        return f"nd({dispatch_fn.mesh_name})"
+    while isinstance(dispatch_fn, partial):
+        dispatch_fn = dispatch_fn.func
+    return str(getattr(dispatch_fn, "__name__", type(dispatch_fn).__name__))
+
+
+# --- modes of the user's own ------------------------------------------------------------------------------
+
+
+def register_dispatch_mode(name: str, dispatch_fn: Function, collect_fn: Function) -> Dispatch:
     """Adds a dispatch mode and returns it; only the driver needs to know it.
 
     Args:
@@ -110,7 +254,7 @@ def register_dispatch_mode(
     return mode
 
 
-def update_dispatch_mode(mode: Any, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]) -> None:
+def update_dispatch_mode(mode: Any, dispatch_fn: Function, collect_fn: Function) -> None:
     """Replaces the functions of a mode; groups already bound follow at their next call.
 
     Raises:
@@ -123,60 +267,6 @@ def update_dispatch_mode(mode: Any, dispatch_fn: Callable[..., Any], collect_fn:
     DISPATCH_MODE_FN_REGISTRY[mode] = {"dispatch_fn": dispatch_fn, "collect_fn": collect_fn}
 
 
-def register_execute_mode(name: str, select_ranks: SelectRanks) -> ExecuteSome:
-    """Adds an execute mode: `select_ranks(world_size)` names the ranks that run; answers are `{rank: value}`.
-
-    Raises:
-        TypeError: `select_ranks` cannot be called.
-        ValueError: the name is taken.
-    """
-    if not callable(select_ranks):
-        raise TypeError(f"select_ranks must be a function of the world size, got {select_ranks!r}")
-    mode = Execute.register(name)
-    _RANK_SELECTORS[mode] = select_ranks
-    return cast("ExecuteSome", mode)
-
-
-def rank_selector(execute_mode: Execute) -> SelectRanks | None:
-    """The function that picks the ranks of a registered execute mode; None for the predefined ones."""
-    return _RANK_SELECTORS.get(execute_mode)
-
-
-def functions_of(dispatch_mode: DispatchMode) -> Mapping[str, Callable[..., Any]]:
-    """The pair of functions that a mode has now."""
-    return dispatch_mode if isinstance(dispatch_mode, dict) else get_predefined_dispatch_fn(dispatch_mode)
-
-
-def mode_name(dispatch_mode: DispatchMode) -> str:
-    """How messages and plans name a mode."""
-    if isinstance(dispatch_mode, Dispatch):
-        return dispatch_mode.name
-    dispatch_fn = dispatch_mode["dispatch_fn"]
-    if isinstance(dispatch_fn, NdDispatch):
-        return f"nd({dispatch_fn.mesh_name})"
-    while isinstance(dispatch_fn, partial):
-        dispatch_fn = dispatch_fn.func
-    return str(getattr(dispatch_fn, "__name__", type(dispatch_fn).__name__))
-
-
-def is_predefined(dispatch_mode: DispatchMode) -> bool:
-    """Whether a mode has the functions that this package gave it."""
-    pair = functions_of(dispatch_mode)
-    return _predefined_planner(pair) is not None
-
-
-def _predefined_planner(pair: Mapping[str, Callable[..., Any]]) -> object | None:
-    dispatch_fn, collect_fn = pair["dispatch_fn"], pair["collect_fn"]
-    if isinstance(dispatch_fn, NdDispatch):
-        return dispatch_fn
-    return next(
-        (name for name, known in PREDEFINED_PAIRS.items() if known == (dispatch_fn, collect_fn)), None
-    )
-
-
-# --- checks -----------------------------------------------------------------------------------------------
-
-
 def check_dispatch_mode(dispatch_mode: object) -> None:
     """Raises unless this is a mode with both of its functions.
 
@@ -185,54 +275,11 @@ def check_dispatch_mode(dispatch_mode: object) -> None:
         ValueError: a dict without exactly the two callables.
     """
     if isinstance(dispatch_mode, dict):
-        if set(dispatch_mode) != _PAIR_KEYS:
+        if set(dispatch_mode) != {"dispatch_fn", "collect_fn"}:
             raise _incomplete("given as a dict", f"got the keys {sorted(map(str, dispatch_mode))}")
         _check_functions("given as a dict", **dispatch_mode)
     elif not isinstance(dispatch_mode, Dispatch) or dispatch_mode not in DISPATCH_MODE_FN_REGISTRY:
         raise _not_a_mode(dispatch_mode)
-
-
-def check_execute_mode(execute_mode: object) -> None:
-    """Raises unless this is an execute mode.
-
-    Raises:
-        TypeError: no execute mode, or a member that no strategy belongs to.
-    """
-    if not isinstance(execute_mode, Execute) or (
-        execute_mode not in _EXECUTE_FUNCTION_NAMES and execute_mode not in _RANK_SELECTORS
-    ):
-        raise no_mode("execute_mode", execute_mode, Execute.names())
-
-
-_SPLITS_ROWS = "it splits rows over all ranks, and rows of the ranks that do not run would be lost"
-_REFUSALS = {
-    "ONE_TO_ONE": "its arguments already name the ranks that run",
-    "DP_COMPUTE": "its lists hold one entry for every rank, and those of ranks that do not run would be lost",
-    "DP_COMPUTE_PROTO": _SPLITS_ROWS,
-    "DP_COMPUTE_PROTO_WITH_FUNC": _SPLITS_ROWS,
-    "DP_COMPUTE_METRIC": _SPLITS_ROWS,
-    "DIRECT_ROLLOUT_METHOD": "such a method is never called on a group",
-}
-
-
-def check_pair(dispatch_mode: DispatchMode, execute_mode: Execute) -> None:
-    """Raises where these two make no sense together.
-
-    Raises:
-        InvalidModeError: with the reason.
-    """
-    if execute_mode is Execute.ALL:
-        return
-    name = mode_name(dispatch_mode)
-    reason = _REFUSALS.get(name) if is_predefined(dispatch_mode) else None
-    if isinstance(functions_of(dispatch_mode)["dispatch_fn"], NdDispatch):
-        reason = _SPLITS_ROWS
-    if name == "RANK_ZERO" and execute_mode is not Execute.RANK_ZERO:
-        reason = "this dispatch mode calls rank 0 only"
-    if reason:
-        raise InvalidModeError(
-            f"execute_mode {execute_mode.name} does not go with dispatch_mode {name}: {reason}"
-        )
 
 
 def _check_functions(mode: str, dispatch_fn: object, collect_fn: object) -> None:
@@ -256,13 +303,68 @@ def no_mode(parameter: str, given: object, known: Iterable[str]) -> InvalidModeE
 
 
 def _not_a_mode(given: object) -> InvalidModeError:
-    known = [mode.name for mode in DISPATCH_MODE_FN_REGISTRY]
-    return no_mode("dispatch_mode", given, known)
+    return no_mode("dispatch_mode", given, [mode.name for mode in DISPATCH_MODE_FN_REGISTRY])
+
+
+# --- which ranks run a call -------------------------------------------------------------------------------
+
+
+SelectRanks: TypeAlias = Callable[[int], Iterable[SupportsIndex]]
+
+_EXECUTE_FUNCTION_NAMES = {Execute.ALL: "execute_all", Execute.RANK_ZERO: "execute_rank_zero"}
+_RANK_SELECTORS: dict[Execute, SelectRanks] = {}
+
+
+def get_predefined_execute_fn(mode: Execute) -> dict[str, str]:
+    """The name of the group's low-level function for an execute mode: `{"execute_fn_name": ...}`."""
+    check_execute_mode(mode)
+    return {"execute_fn_name": _EXECUTE_FUNCTION_NAMES.get(mode, "execute_all")}
+
+
+def register_execute_mode(name: str, select_ranks: SelectRanks) -> ExecuteSome:
+    """Adds an execute mode: `select_ranks(world_size)` names the ranks that run; answers are `{rank: value}`.
+
+    Raises:
+        TypeError: `select_ranks` cannot be called.
+        ValueError: the name is taken.
+    """
+    if not callable(select_ranks):
+        raise TypeError(f"select_ranks must be a function of the world size, got {select_ranks!r}")
+    mode = Execute.register(name)
+    _RANK_SELECTORS[mode] = select_ranks
+    return cast("ExecuteSome", mode)
+
+
+def rank_selector(execute_mode: Execute) -> SelectRanks | None:
+    """The function that picks the ranks of a registered execute mode; None for the predefined ones."""
+    return _RANK_SELECTORS.get(execute_mode)
+
+
+def check_execute_mode(execute_mode: object) -> None:
+    """Raises unless this is an execute mode.
+
+    Raises:
+        TypeError: no execute mode, or a member that no strategy belongs to.
+    """
+    if not isinstance(execute_mode, Execute) or (
+        execute_mode not in _EXECUTE_FUNCTION_NAMES and execute_mode not in _RANK_SELECTORS
+    ):
+        raise no_mode("execute_mode", execute_mode, Execute.names())
+
+
+def check_pair(dispatch_mode: DispatchMode, execute_mode: Execute) -> None:
+    """Raises where these two make no sense together.
+
+    Raises:
+        InvalidModeError: with the reason.
+    """
+    spec = spec_of(dispatch_mode)
+    same = spec is RANK_ZERO and execute_mode is Execute.RANK_ZERO
+    if spec.refuses and execute_mode is not Execute.ALL and not same:
+        pair = f"execute_mode {execute_mode.name} does not go with dispatch_mode {spec.name}"
+        raise InvalidModeError(f"{pair}: {spec.refuses}")
 
 
 # The names that the literature on this design uses.
 _check_dispatch_mode = check_dispatch_mode
 _check_execute_mode = check_execute_mode
-
-for _name, (_dispatch_fn, _collect_fn) in PREDEFINED_PAIRS.items():
-    DISPATCH_MODE_FN_REGISTRY[Dispatch[_name]] = {"dispatch_fn": _dispatch_fn, "collect_fn": _collect_fn}

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from verl_protocol import DataProto
 
 __all__ = [
+    "answered_rows",
     "concat",
-    "has_rows",
     "is_batch",
     "is_future",
     "is_splittable",
@@ -44,12 +44,15 @@ def is_future(value: object) -> TypeGuard[DataProtoFuture[Any]]:
     return isinstance(value, DataProtoFuture)
 
 
-def has_rows(value: object) -> bool:
-    """Whether this is a batch with rows, or with columns that might have some."""
+def answered_rows(value: object) -> int | None:
+    """How many rows this has; None for what is no batch, or one of meta_info only."""
     if not is_batch(value):
-        return False
+        return None
+    num_rows = num_rows_of(value)
+    if num_rows:
+        return num_rows
     proto = _as_proto(value)
-    return bool(len(proto) or proto._held() or proto.non_tensor_batch)
+    return 0 if proto._held() or proto.non_tensor_batch else None
 
 
 def num_rows(batch: Any) -> int:

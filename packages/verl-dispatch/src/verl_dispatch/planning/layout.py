@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, chain
 from typing import Any
 
@@ -19,30 +20,144 @@ __all__ = [
     "balanced_layout",
     "even_layout",
     "padded_layout",
+    "unequal_rows",
     "uneven_layout",
+    "uneven_rows",
+    "unmatched_rows",
 ]
 
 
-def answers_per_row(method: str, rank: int, sent: int, returned: int) -> int:
-    """How many rows an answer has for each row sent.
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """How the rows of a call lie over its parts.
+
+    Attributes:
+        num_rows: rows of the batch, without padding.
+        parts: the rows of each part; rows of `num_rows` and beyond are padding, and always the last ones of a
+            part.
+        pad: how many rows of each part are padding.
+        order: the input row at each position of the parts laid end to end, padding left out; None when the
+            parts follow the input.
+    """
+
+    num_rows: int
+    parts: tuple[range | tuple[int, ...], ...]
+    pad: tuple[int, ...]
+    order: tuple[int, ...] | None = None
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Rows of each part, padding included."""
+        return tuple(map(len, self.parts))
+
+    @property
+    def changes_answers(self) -> bool:
+        """Whether the answers have padding to take off or an order to restore."""
+        return self.order is not None or any(self.pad)
+
+    def cut(self, batch: Any) -> list[Any]:
+        """A batch of `num_rows` rows, cut into the parts; padding repeats the last row."""
+        if not self.changes_answers:
+            return batches.split_even(batch, len(self.parts))
+        return [self.cut_one(batch, index) for index in range(len(self.parts))]
+
+    def cut_one(self, batch: Any, index: int) -> Any:
+        """Part `index` of a batch of `num_rows` rows."""
+        pad = self.pad[index]
+        real = self.parts[index][: len(self.parts[index]) - pad]
+        return batches.padded_part(batch, real, pad, is_first=index == 0)
+
+    def of_parts(self, indices: Sequence[int]) -> RowLayout:
+        """The layout as ranks see it of which each gets one of these parts."""
+        return replace(
+            self,
+            parts=tuple([self.parts[index] for index in indices]),
+            pad=tuple([self.pad[index] for index in indices]),
+        )
+
+    def trim(self, method: str, rank: int, index: int) -> RowTrim:
+        """How the answer to part `index`, which went to `rank`, loses its padding."""
+        return RowTrim(method, rank, len(self.parts[index]), self.pad[index])
+
+    def without_padding(self) -> RowLayout:
+        """The layout after the padding is taken off."""
+        parts = tuple([part[: len(part) - pad] for part, pad in zip(self.parts, self.pad, strict=True)])
+        return replace(self, parts=parts, pad=(0,) * len(parts))
+
+
+# --- ways to lay out rows ---------------------------------------------------------------------------------
+
+
+def even_layout(label: str, num_rows: int, num_parts: int) -> RowLayout:
+    """Parts of equal size.
 
     Raises:
-        AnswerError: no whole number of at least one.
+        UnevenRowsError: the rows do not divide.
     """
-    if sent == returned:
-        return 1
-    if sent == 0 or returned == 0 or returned % sent:
-        why = "its rows cannot be matched with the rows sent"
-        raise unmatched_rows(method, rank, sent, returned, why)
-    return returned // sent
+    if num_rows % num_parts:
+        raise uneven_rows(label, num_rows, num_parts)
+    return _equal_parts(num_rows, num_parts)
 
 
-def unmatched_rows(method: str, rank: int, sent: int, returned: int, why: str) -> AnswerError:
-    """The error about an answer whose rows cannot be matched with the padded or reordered rows sent."""
-    return AnswerError(
-        f"{method!r} on rank {rank} was sent {sent} rows and returned {returned}: {why}; "
-        "return k rows for each row sent (the same k on every rank), or call without padding or balance"
-    )
+def uneven_layout(label: str, num_rows: int, num_parts: int) -> RowLayout:
+    """Parts that differ by at most one row, none of them empty.
+
+    Raises:
+        UnevenRowsError: fewer rows than parts.
+    """
+    if 0 < num_rows < num_parts:
+        raise uneven_rows(label, num_rows, num_parts, too_few=True)
+    return RowLayout(num_rows, _consecutive(even_sizes(num_rows, num_parts)), (0,) * num_parts)
+
+
+# Steps of a training loop have the same rows again and again; a layout is small.
+@lru_cache(maxsize=64)
+def _equal_parts(num_rows: int, num_parts: int) -> RowLayout:
+    return RowLayout(num_rows, _consecutive([num_rows // num_parts] * num_parts), (0,) * num_parts)
+
+
+def padded_layout(num_rows: int, num_parts: int) -> RowLayout:
+    """Parts of equal size, the last row repeated until the rows divide."""
+    size = -(-num_rows // num_parts)
+    parts = _consecutive([size] * num_parts)
+    pad = tuple([max(0, part.stop - max(part.start, num_rows)) for part in parts])
+    return RowLayout(num_rows, parts, pad)
+
+
+def balanced_layout(
+    label: str, weights: Any, num_rows: int, num_parts: int, *, equal_size: bool, padded: bool
+) -> RowLayout:
+    """Parts of near-equal total weight; padding rows, needed only for equal sizes, weigh nothing.
+
+    Raises:
+        UnevenRowsError: fewer rows than parts, or equal sizes asked of rows that do not divide.
+    """
+    if 0 < num_rows < num_parts:
+        if not padded:
+            raise uneven_rows(label, num_rows, num_parts, too_few=True)
+        equal_size = True
+    missing = -num_rows % num_parts if equal_size else 0
+    if missing and not padded:
+        raise uneven_rows(label, num_rows, num_parts)
+    weights = [*map(float, weights), *[0.0] * missing]
+    found = balanced_partition(weights, num_parts, equal_size=equal_size).parts
+    parts = tuple(map(tuple, _none_empty(found) if num_rows else found))
+    order = tuple([row for row in chain.from_iterable(parts) if row < num_rows])
+    pad = tuple([sum(row >= num_rows for row in part) for part in parts])
+    return RowLayout(num_rows, parts, pad, order)
+
+
+def _consecutive(sizes: Sequence[int]) -> tuple[range, ...]:
+    return tuple([range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)])
+
+
+def _none_empty(found: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Rows without weight may all end up in one part; no rank shall be left without rows."""
+    parts = [list(part) for part in found]
+    for part in parts:
+        if not part:
+            part.append(max(parts, key=len).pop())
+    return parts
 
 
 _PAD = "auto_padding=True on the batch or in .options"
@@ -68,6 +183,9 @@ def unequal_rows(method: str, rows: Mapping[str, int]) -> RowCountError:
     )
 
 
+# --- rows of answers --------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class RowTrim:
     """Takes padding off one rank's answer: it was sent `rows` rows, the last `pad` of them padding."""
@@ -87,134 +205,29 @@ class RowTrim:
 
     def apply(self, answer: Any) -> Any:
         """The answer without padding rows; an answer that is no batch, or has no rows, stays as it is."""
-        if not batches.has_rows(answer):
+        returned = batches.answered_rows(answer)
+        if returned is None:
             return answer
-        returned = batches.num_rows(answer)
         kept = self.kept(returned)
         return answer if kept == returned else batches.without_last(answer, returned - kept)
 
 
-@dataclass(frozen=True, slots=True)
-class RowLayout:
-    """How the rows of a call lie over its parts.
-
-    Attributes:
-        num_rows: rows of the batch, without padding.
-        parts: the rows of each part; rows of `num_rows` and beyond are padding, and always the last ones of a
-            part.
-        pad: how many rows of each part are padding.
-        order: the input row at each position of the parts laid end to end, padding left out; None when the
-            parts follow the input.
-    """
-
-    num_rows: int
-    parts: tuple[range | tuple[int, ...], ...]
-    pad: tuple[int, ...]
-    order: tuple[int, ...] | None = None
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """Rows of each part, padding included."""
-        return tuple(len(part) for part in self.parts)
-
-    @property
-    def changes_answers(self) -> bool:
-        """Whether the answers have padding to take off or an order to restore."""
-        return self.order is not None or any(self.pad)
-
-    def trim(self, method: str, rank: int, index: int) -> RowTrim:
-        """How the answer to part `index`, which went to `rank`, loses its padding."""
-        return RowTrim(method, rank, len(self.parts[index]), self.pad[index])
-
-    def without_padding(self) -> RowLayout:
-        """The layout after the padding is taken off."""
-        parts = tuple(part[: len(part) - pad] for part, pad in zip(self.parts, self.pad, strict=True))
-        return replace(self, parts=parts, pad=(0,) * len(parts))
-
-    def spread(self, part_of_rank: Sequence[int]) -> RowLayout:
-        """The layout as the ranks see it when several of them get the same part."""
-        parts = tuple(self.parts[part] for part in part_of_rank)
-        return replace(self, parts=parts, pad=tuple(self.pad[part] for part in part_of_rank))
-
-    def cut(self, batch: Any) -> list[Any]:
-        """A batch of `num_rows` rows, cut into the parts; padding repeats the last row."""
-        if not self.changes_answers:
-            return batches.split_even(batch, len(self.parts))
-        return [self.cut_one(batch, index) for index in range(len(self.parts))]
-
-    def cut_one(self, batch: Any, index: int) -> Any:
-        """Part `index` of a batch of `num_rows` rows."""
-        pad = self.pad[index]
-        real = self.parts[index][: len(self.parts[index]) - pad]
-        return batches.padded_part(batch, real, pad, is_first=index == 0)
-
-
-def even_layout(label: str, num_rows: int, num_parts: int) -> RowLayout:
-    """Parts of equal size.
+def answers_per_row(method: str, rank: int, sent: int, returned: int) -> int:
+    """How many rows an answer has for each row sent.
 
     Raises:
-        UnevenRowsError: the rows do not divide.
+        AnswerError: no whole number of at least one.
     """
-    if num_rows % num_parts:
-        raise uneven_rows(label, num_rows, num_parts)
-    return RowLayout(num_rows, _consecutive([num_rows // num_parts] * num_parts), (0,) * num_parts)
+    if sent == returned:
+        return 1
+    if sent == 0 or returned == 0 or returned % sent:
+        raise unmatched_rows(method, rank, sent, returned, "its rows cannot be matched with the rows sent")
+    return returned // sent
 
 
-def uneven_layout(label: str, num_rows: int, num_parts: int) -> RowLayout:
-    """Parts that differ by at most one row, none of them empty.
-
-    Raises:
-        UnevenRowsError: fewer rows than parts.
-    """
-    if 0 < num_rows < num_parts:
-        raise uneven_rows(label, num_rows, num_parts, too_few=True)
-    return RowLayout(num_rows, _consecutive(even_sizes(num_rows, num_parts)), (0,) * num_parts)
-
-
-def padded_layout(num_rows: int, num_parts: int) -> RowLayout:
-    """Parts of equal size, the last row repeated until the rows divide."""
-    size = -(-num_rows // num_parts)
-    parts = _consecutive([size] * num_parts)
-    return RowLayout(num_rows, parts, tuple(_padding_of(part, num_rows) for part in parts))
-
-
-def balanced_layout(
-    label: str, weights: Any, num_rows: int, num_parts: int, *, equal_size: bool, padded: bool
-) -> RowLayout:
-    """Parts of near-equal total weight; padding rows, needed only for equal sizes, weigh nothing.
-
-    Raises:
-        UnevenRowsError: fewer rows than parts, or equal sizes asked of rows that do not divide.
-    """
-    if 0 < num_rows < num_parts:
-        if not padded:
-            raise uneven_rows(label, num_rows, num_parts, too_few=True)
-        equal_size = True
-    missing = -num_rows % num_parts if equal_size else 0
-    if missing and not padded:
-        raise uneven_rows(label, num_rows, num_parts)
-    found = balanced_partition(
-        [*map(float, weights), *[0.0] * missing], num_parts, equal_size=equal_size
-    ).parts
-    parts = tuple(map(tuple, _none_empty(found) if num_rows else found))
-    order = tuple(row for row in chain.from_iterable(parts) if row < num_rows)
-    pad = tuple(sum(row >= num_rows for row in part) for part in parts)
-    return RowLayout(num_rows, parts, pad, order)
-
-
-def _consecutive(sizes: Sequence[int]) -> tuple[range, ...]:
-    ends = list(accumulate(sizes))
-    return tuple(range(end - size, end) for size, end in zip(sizes, ends, strict=True))
-
-
-def _padding_of(part: range, num_rows: int) -> int:
-    return len(part) - len(range(part.start, min(part.stop, num_rows)))
-
-
-def _none_empty(found: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Rows without weight may all end up in one part; no rank shall be left without rows."""
-    parts = [list(part) for part in found]
-    for part in parts:
-        if not part:
-            part.append(max(parts, key=len).pop())
-    return parts
+def unmatched_rows(method: str, rank: int, sent: int, returned: int, why: str) -> AnswerError:
+    """The error about an answer whose rows cannot be matched with the padded or reordered rows sent."""
+    return AnswerError(
+        f"{method!r} on rank {rank} was sent {sent} rows and returned {returned}: {why}; "
+        "return k rows for each row sent (the same k on every rank), or call without padding or balance"
+    )

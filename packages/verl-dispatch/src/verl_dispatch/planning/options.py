@@ -1,9 +1,8 @@
-"""What one call may ask for beyond its arguments."""
+"""What one call may ask for beyond its arguments, and what dispatch functions know of their call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from numbers import Real
@@ -12,7 +11,20 @@ from typing import Any, Literal, TypedDict
 from verl_dispatch.errors import CallOptionError
 from verl_dispatch.modes import Execute
 
-__all__ = ["DEFAULT_OPTIONS", "CallOptions", "Labels", "call_scope", "current_labels", "current_options"]
+__all__ = [
+    "CURRENT_CALL",
+    "DEFAULT_OPTIONS",
+    "ROW_OPTIONS",
+    "CallOptions",
+    "CallScope",
+    "Labels",
+    "current_labels",
+    "current_options",
+]
+
+
+ROW_OPTIONS = ("uneven", "balance", "auto_padding")
+"""The options about the layout of rows, which only a call that splits batches can honour."""
 
 
 class OptionChanges(TypedDict, total=False):
@@ -60,16 +72,16 @@ class CallOptions:
         if self.equal_size and self.balance is None:
             raise CallOptionError("equal_size=True", "it says how to balance, but no balance column is given")
 
-        ways = [name for name in ("uneven", "balance", "auto_padding") if getattr(self, name)]
-        if len(ways) > 1 and not (self.equal_size and ways == ["balance", "auto_padding"]):
+        ways = self.row_options
+        if len(ways) > 1 and not (self.equal_size and ways == ("balance", "auto_padding")):
             raise CallOptionError(
                 " and ".join(ways), "these are different ways to lay out the rows; choose one"
             )
 
     @property
-    def splits(self) -> str:
-        """The first option set that only a mode which splits batches can honour; empty if there is none."""
-        return next((name for name in ("uneven", "balance", "auto_padding") if getattr(self, name)), "")
+    def row_options(self) -> tuple[str, ...]:
+        """The options of ROW_OPTIONS that are set."""
+        return tuple([name for name in ROW_OPTIONS if getattr(self, name)])
 
     def changed(self, **changes: Any) -> CallOptions:
         """A copy with some options changed.
@@ -107,8 +119,7 @@ _VALID: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 DEFAULT_OPTIONS = CallOptions()
 
 
-# --- The call that a dispatch function works for, also in a custom mode, and how messages name its
-#     arguments
+# --- What dispatch functions know of the call they work for, also in a custom mode ------------------------
 
 
 class Labels:
@@ -133,10 +144,7 @@ class Labels:
 
     def all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
         """Names of all these arguments, positional ones first."""
-        return [
-            *(self.positional(index) for index in range(len(args))),
-            *(self.keyword(name) for name in kwargs),
-        ]
+        return [*map(self.positional, range(len(args))), *map(self.keyword, kwargs)]
 
     def after(self, count: int) -> Labels:
         """The same names for what follows the first `count` arguments."""
@@ -158,29 +166,19 @@ class CallScope:
     asked: bool = False
 
 
-_SCOPE: ContextVar[CallScope | None] = ContextVar("verl_dispatch_call", default=None)
-
-
-@contextmanager
-def call_scope(labels: Labels, options: CallOptions) -> Iterator[CallScope]:
-    """Makes argument names and options of one call known to the dispatch functions."""
-    scope = CallScope(labels, options)
-    token = _SCOPE.set(scope)
-    try:
-        yield scope
-    finally:
-        _SCOPE.reset(token)
+CURRENT_CALL: ContextVar[CallScope | None] = ContextVar("verl_dispatch_call", default=None)
+"""Set while a dispatch function runs, which gets no more than the group and the caller's arguments."""
 
 
 def current_labels() -> Labels:
     """How to name the arguments of the current call."""
-    scope = _SCOPE.get()
+    scope = CURRENT_CALL.get()
     return UNNAMED if scope is None else scope.labels
 
 
 def current_options() -> CallOptions:
     """The options of the current call."""
-    scope = _SCOPE.get()
+    scope = CURRENT_CALL.get()
     if scope is None:
         return DEFAULT_OPTIONS
     scope.asked = True

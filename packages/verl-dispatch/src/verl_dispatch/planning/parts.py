@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -114,7 +114,7 @@ class LazyPart:
 
     def apply(self, answer: Any) -> Any:
         """The answer without rows that padding caused; an answer without rows needs no fetching."""
-        if self._part.num_rows is not None or not batches.has_rows(answer):
+        if self._part.num_rows is not None or batches.answered_rows(answer) is None:
             return answer
         trim = self.resolved[1]
         return answer if trim is None else trim.apply(answer)
@@ -137,15 +137,14 @@ def split_future(
     num_parts: int,
     options: CallOptions,
     padded: bool,
-    layout: RowLayout | None,
+    num_rows: int | None,
     method: str,
-    label: Callable[[], str],
+    label: str,
 ) -> list[Any]:
     """One part per worker; the driver neither waits for the future nor fetches any of it."""
     if not padded:
-        uneven, name = options.uneven is not None, label()
-        return [future._cut(WorkerCut(num_parts, index, uneven, name)) for index in range(num_parts)]
-    num_rows = None if layout is None else layout.num_rows
+        uneven = options.uneven is not None
+        return [future._cut(WorkerCut(num_parts, index, uneven, label)) for index in range(num_parts)]
     return [FuturePart(future, index, num_parts, method, num_rows) for index in range(num_parts)]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,13 +18,15 @@ from verl_protocol.wire import nbytes_of
 
 from verl_dispatch.planning.batches import is_batch
 from verl_dispatch.planning.collectors import LIST, Collector
-from verl_dispatch.planning.layout import RowTrim
+from verl_dispatch.planning.layout import RowLayout, RowTrim
 from verl_dispatch.planning.parts import FuturePart, PaddedPart
+from verl_dispatch.planning.split import layout_among
 
 __all__ = [
     "CallPlan",
     "RankCall",
     "SharedObject",
+    "all_ranks",
     "arguments_of",
     "bytes_of_answers",
     "bytes_of_call",
@@ -35,6 +38,13 @@ __all__ = [
 
 
 NO_KWARGS: Mapping[str, Any] = {}
+_new_tuple = tuple.__new__
+
+
+@lru_cache(maxsize=64)
+def all_ranks(world_size: int) -> tuple[int, ...]:
+    """Ranks 0 to world_size - 1."""
+    return tuple(range(world_size))
 
 
 class _RankFields(NamedTuple):
@@ -89,7 +99,8 @@ class CallPlan:
         world_size: number of workers in the group.
         fetched_ranks: ranks whose answers are fetched, in the order in which `collect` takes them.
         collect: puts the answers together; `collect.collect(answers)`.
-        order: with balanced rows, the input row at each position of the parts laid end to end; else None.
+        layout: how the rows of the split batches lie over `fetched_ranks`; None where no batch of known rows
+            was split.
         read_only: workers may share one read-only copy of what several ranks get.
 
     Example:
@@ -104,7 +115,7 @@ class CallPlan:
     world_size: int = 0
     fetched_ranks: tuple[int, ...] = ()
     collect: Collector = LIST
-    order: tuple[int, ...] | None = None
+    layout: RowLayout | None = None
     read_only: bool = False
 
     @classmethod
@@ -115,6 +126,36 @@ class CallPlan:
             calls=tuple(RankCall(rank, tuple(args), dict(kwargs)) for rank, (args, kwargs) in ranked),
             fetched_ranks=tuple(rank for rank, _ in ranked),
         )
+
+    @classmethod
+    def of_lists(
+        cls, args: Sequence[Sequence[Any]], kwargs: Mapping[str, Sequence[Any]], world_size: int
+    ) -> CallPlan:
+        """A plan that gives every rank its entry of each list."""
+        ranks = all_ranks(world_size)
+        positional = list(zip(*args, strict=True)) if args else [()] * world_size
+        named: list[Mapping[str, Any]] = [NO_KWARGS] * world_size
+        if kwargs:
+            named = [dict(zip(kwargs, values, strict=True)) for values in zip(*kwargs.values(), strict=True)]
+        layout = layout_among([*args, *kwargs.values()])
+        rows: Sequence[int | None] = layout.rows if layout else [None] * world_size
+        pad = layout.pad if layout else [0] * world_size
+        # The tuples are made directly: a call on many workers makes many.
+        fields = zip(ranks, positional, named, rows, pad, strict=True)
+        calls = tuple([_new_tuple(RankCall, each) for each in fields])
+        return cls(calls, fetched_ranks=ranks, layout=layout)
+
+    @classmethod
+    def of_all(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any], world_size: int) -> CallPlan:
+        """A plan that gives the very same arguments to every rank."""
+        ranks = all_ranks(world_size)
+        calls = tuple([_new_tuple(RankCall, (rank, args, kwargs, None, 0)) for rank in ranks])
+        return cls(calls, fetched_ranks=ranks)
+
+    @property
+    def order(self) -> tuple[int, ...] | None:
+        """With balanced rows, the input row at each position of the answers laid end to end; else None."""
+        return None if self.layout is None else self.layout.order
 
     @property
     def called_ranks(self) -> tuple[int, ...]:
@@ -168,7 +209,7 @@ def _plan_facts(plan: CallPlan) -> tuple[Any, ...]:
         plan.world_size,
         plan.fetched_ranks,
         plan.collect,
-        plan.order,
+        plan.layout,
         plan.read_only,
         calls,
     )
@@ -300,7 +341,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def with_worker_trims(plan: CallPlan) -> CallPlan:
     """The plan of a non-blocking call: every padded call carries the note how its answer is trimmed."""
-    if not plan.pad or plan.collect is LIST:
+    if not plan.pad or plan.collect.layout is None:
         return plan
     calls = tuple([_with_trim(plan.method, call) if call.pad else call for call in plan.calls])
     return plan.changed(calls=calls, collect=plan.collect.after_worker_trims())

@@ -19,6 +19,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from verl_dispatch.errors import CallTimeout, WorkerGroupError
 from verl_dispatch.groups.bound_method import current_timer
+from verl_dispatch.planning.collectors import BatchCollector
 from verl_dispatch.planning.options import CallOptions
 from verl_dispatch.planning.plan import CallPlan, RankCall, arguments_of, inner_of
 
@@ -176,7 +177,7 @@ class Executor:
         transport = self._direct.open(plan.method) if handed_on else None
         if options.blocking and options.timeout_s is None:
             self._learn_row_counts(plan)
-        counts_rows = handed_on and plan.collect.kind == "batch"
+        counts_rows = handed_on and isinstance(plan.collect, BatchCollector)
         # Ray takes one return value with a direct transport, so there a second call counts the rows.
         with_rows = counts_rows and transport is None
         # All are packed before any is sent: what cannot be packed shall reach no rank.

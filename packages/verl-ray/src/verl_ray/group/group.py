@@ -13,11 +13,10 @@ import ray
 from ray.exceptions import GetTimeoutError
 from verl_dispatch.errors import CallTimeout
 from verl_dispatch.groups.group import RESERVED_NAMES, WorkerGroup
-from verl_dispatch.methods.planners import all_ranks
 from verl_dispatch.methods.registered import reserved_name
 from verl_dispatch.methods.static import GroupWorker
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions
-from verl_dispatch.planning.plan import CallPlan
+from verl_dispatch.planning.plan import CallPlan, all_ranks
 from verl_protocol import DataProtoFuture
 
 from verl_ray.calls.failures import has_failed
