@@ -3,7 +3,7 @@
 How to add a mode of this package:
 1. Write its dispatch function in `functions.py`, and a collect function if none of those there fits.
 2. Add its line to MODES: how answers are put together, which options about rows it takes, what it refuses.
-3. Annotate its member of `Dispatch` in `modes.py` with a class of `typed_modes.py`: what it takes and gives.
+3. Annotate its member of `Dispatch` in `modes.py` with a class there that says what it takes and gives.
 """
 
 from __future__ import annotations
