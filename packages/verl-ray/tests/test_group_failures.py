@@ -6,11 +6,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import torch
+from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, RayError, WorkerCrashedError
 from verl_dispatch import (
     CallTimeout,
     Dispatch,
@@ -20,9 +24,16 @@ from verl_dispatch import (
     register,
 )
 from verl_protocol import DataProto
-from verl_ray import Death, RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl_ray import Death, RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, Watch
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(120)]
+
+GONE: list[RayError] = [
+    ActorDiedError(),
+    NodeDiedError("lost"),  # type: ignore[no-untyped-call]
+    OutOfMemoryError("killed for memory"),  # type: ignore[no-untyped-call]
+    WorkerCrashedError(),
+]
 
 
 class Locked(Exception):
@@ -105,6 +116,16 @@ class Frail(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def bad_batch(self, data: DataProto) -> DataProto:
         raise KeyError("no batch")
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def as_if_killed_for_memory(self) -> Any:
+        # Ray raises in the driver any error that it reads in place of an answer, wherever that came from.
+        return GONE[2] if self.rank == 1 else self.rank
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def slow_batch(self, data: DataProto) -> DataProto:
+        time.sleep(600)
+        return data
 
 
 @contextmanager
@@ -262,6 +283,42 @@ def test_a_shutdown_is_no_death_and_a_restart_is_watched_on() -> None:
         assert seen[0].generation == 1
     assert not watch.thread.is_alive()
     assert not [thread for thread in threading.enumerate() if "verl-ray-watch" in thread.name]
+
+
+def test_a_rank_killed_for_memory_breaks_the_group() -> None:
+    with frail(2) as group:
+        with pytest.raises(WorkerGroupError, match="killed for memory") as caught:
+            group.as_if_killed_for_memory()
+        assert caught.value.failed_ranks == [1]
+        with pytest.raises(WorkerGroupError, match="'as_if_killed_for_memory' on rank 1"):
+            group.ping()
+
+
+@pytest.mark.parametrize("error", GONE, ids=lambda error: type(error).__name__)
+def test_a_watch_tells_of_every_way_to_be_gone(error: RayError) -> None:
+    seen: list[Death] = []
+    gone = SimpleNamespace(__ray_ready__=SimpleNamespace(remote=lambda: ray.put(error)))
+    here = SimpleNamespace(__ray_ready__=SimpleNamespace(remote=lambda: ray.put(True)))
+    watch = Watch(lambda: (0, {0: here, 1: gone}), seen.append, 0.05)
+    wait_for(lambda: bool(seen))
+    watch.stop()
+    assert [(death.ranks, death.cause) for death in seen] == [([1], str(error))]
+
+
+@pytest.mark.parametrize("end", ["restart", "shutdown"])
+def test_who_waits_hears_at_once_who_ended_the_workers(end: str) -> None:
+    with frail(2) as group, ThreadPoolExecutor(3) as threads:
+        future = group.slow_batch(rows(2))
+        waiting = [threads.submit(wait) for wait in (future.get, future.row_count, group.ping)]
+        time.sleep(0.5)
+        getattr(group, end)()
+        if end == "restart":
+            # Nobody waits for the new workers too, and the failure is not booked on them.
+            assert all(future.done() for future in waiting)
+            assert group.ping() == [0, 1]
+        for each in waiting:
+            with pytest.raises(WorkerGroupError, match=rf"{end}\(\).* ended the workers"):
+                each.result(10)
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:

@@ -9,16 +9,38 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError, WorkerCrashedError
+from ray.exceptions import (
+    ActorPlacementGroupRemoved,
+    ActorUnschedulableError,
+    GetTimeoutError,
+    LocalRayletDiedError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 from verl_dispatch.errors import WorkerFailure
 
 from verl_ray.wire.refs import get_answers
 from verl_ray.worker.host import WorkerReport
 
-__all__ = ["Survey", "describe_failures", "has_failed", "survey"]
+__all__ = ["Survey", "describe_failures", "has_failed", "is_gone", "survey"]
 
 
-_DEATHS = (RayActorError, WorkerCrashedError)
+_GONE = (
+    RayActorError,
+    WorkerCrashedError,
+    OutOfMemoryError,
+    NodeDiedError,
+    LocalRayletDiedError,
+    ActorPlacementGroupRemoved,
+    ActorUnschedulableError,
+    # An answer lies on the node of the worker that made it, until somebody fetches it.
+    ObjectLostError,
+)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _PID = re.compile(r"\bpid[=:] ?(\d+)")
 _IP = re.compile(r"\bip[=:] ?([0-9A-Fa-f.:]+)")
@@ -31,19 +53,17 @@ class Survey:
     Attributes:
         values: answers that arrived.
         errors: what was raised instead.
-        died: indices of those whose own worker died; other workers' deaths fail calls that wait for these.
         silent: indices that had not answered when the survey ended, sorted.
     """
 
     values: dict[int, Any] = field(default_factory=dict)
     errors: dict[int, BaseException] = field(default_factory=dict)
-    died: list[int] = field(default_factory=list)
     silent: list[int] = field(default_factory=list)
 
     @property
-    def leaves_group_usable(self) -> bool:
-        """Whether every rank answered, with a value or an error, and none died."""
-        return not self.silent and not self.died
+    def lost_a_worker(self) -> bool:
+        """Whether one of the workers is gone."""
+        return any(map(is_gone, self.errors.values()))
 
 
 def survey(refs: Sequence[Any], grace_s: float) -> Survey:
@@ -66,14 +86,15 @@ def _take(ref: Any, index: int, found: Survey) -> None:
         found.values[index] = get_answers([ref])[0]
     except Exception as error:  # whatever a worker raises is the survey's finding
         found.errors[index] = error
-        if isinstance(error, _DEATHS) and _is_of_own_worker(error, ref):
-            found.died.append(index)
 
 
-def _is_of_own_worker(error: BaseException, ref: Any) -> bool:
-    """Whether it is the worker itself that died, and not one whose result the call was waiting for."""
-    dead = getattr(error, "actor_id", None)
-    return dead is None or dead == ref.task_id().actor_id().hex()
+def is_gone(error: BaseException) -> bool:
+    """Whether Ray says by this error that the worker which was to answer is gone, killed for memory included.
+
+    A worker that waits for the result of another one, which is gone, raises that error itself: as what a task
+    raised, it says nothing of the kind about the worker.
+    """
+    return isinstance(error, _GONE) and not isinstance(error, RayTaskError)
 
 
 def has_failed(ref: Any) -> bool:

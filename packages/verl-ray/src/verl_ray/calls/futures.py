@@ -22,7 +22,7 @@ from verl_dispatch.planning.plan import CallPlan, arguments_of
 from verl_protocol import DataProtoFuture
 from verl_protocol.futures.parts import Cut, Deadline, overlaps, span_of, values_of
 
-from verl_ray.calls.failures import Survey, survey
+from verl_ray.calls.failures import has_failed
 from verl_ray.wire.refs import get_answers, transport_of
 from verl_ray.wire.sealed import Arrived, SealedFuture, is_one_whole_part, opened
 
@@ -44,14 +44,14 @@ class Makers(Protocol):
     """The workers that make an answer: what a future needs to know of a group."""
 
     name: str
-    grace_s: float
-    generation: int
 
     def check_generation(self, method: str, generation: int) -> None:
         """Refuse what an earlier generation made."""
 
-    def failure(self, method: str, ranks: Sequence[int], found: Survey, generation: int) -> Exception:
-        """The error for what a survey of these ranks found."""
+    def failure(
+        self, method: str, ranks: Sequence[int], refs: Sequence[Any], generation: int
+    ) -> Exception | None:
+        """The error of a call that failed on one of these ranks; None if none has failed."""
 
 
 class AnswerPart:
@@ -159,13 +159,12 @@ def _explained(parts: Sequence[AnswerPart]) -> Exception | None:
 
 def _failure(made_by: Makers, parts: Sequence[AnswerPart]) -> Exception | None:
     """The error of the call that failed among those that made these parts; None if they are fine by now."""
-    failed = survey([part.ref for part in parts], made_by.grace_s).errors
-    if not failed:
+    failed = next((part for part in parts if has_failed(part.ref)), None)
+    if failed is None:
         return None
-    method = parts[min(failed)].method
-    call = [part for part in parts if part.method == method]
-    found = survey([part.ref for part in call], made_by.grace_s)
-    return made_by.failure(method, [part.rank for part in call], found, made_by.generation)
+    call = [part for part in parts if part.method == failed.method]
+    ranks, refs = [part.rank for part in call], [part.ref for part in call]
+    return made_by.failure(failed.method, ranks, refs, failed._generation)
 
 
 def _unread_beside(parts: Sequence[Any]) -> list[AnswerPart]:

@@ -299,9 +299,7 @@ class Executor:
                 raise CallTimeout(
                     self._worker_set.name, method, timeout_s, [ranks[i] for i in found.silent]
                 ) from None
-        else:
-            found = survey(refs, self._worker_set.grace_s)
-        raise self._worker_set.failure(method, ranks, found, pendings[0].generation) from None
+        raise (self._worker_set.failure(method, ranks, refs, pendings[0].generation) or error) from None
 
     def _give_up(self, method: str, refs: Sequence[Any], found: Survey) -> None:
         """Stop async methods, which would hold their worker; others cannot be stopped."""

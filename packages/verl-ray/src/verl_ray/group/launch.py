@@ -199,7 +199,7 @@ def _start_failure(spec: LaunchSpec, launched: Launched, error: Exception) -> Ex
     else:
         found = survey(launched.set_ups, spec.grace_s)
     failures = describe_failures(found.errors, {})
-    if found.died and (lost := spec.lost_nodes()):
+    if found.lost_a_worker and (lost := spec.lost_nodes()):
         return NodeLost(spec.group, _START, lost, failures, found.silent)
     return WorkerGroupError(spec.group, _START, failures, found.silent)
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayError
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.workers.rank import RankInfo
 
-from verl_ray.calls.failures import Survey, describe_failures
+from verl_ray.calls.failures import describe_failures, is_gone, survey
 from verl_ray.calls.stale import retire
 from verl_ray.errors import NodeLost, NotTheOwnerError, StaleFutureError
 from verl_ray.group.launch import Launched, LaunchSpec, Started, await_start, kill, launch
@@ -25,7 +25,7 @@ from verl_ray.pools.cluster import connection
 from verl_ray.pools.shares import Share
 from verl_ray.worker.host import WorkerReport
 
-__all__ = ["Breakage", "Death", "Places", "Watch", "WorkerSet"]
+__all__ = ["Death", "Places", "Watch", "WorkerSet"]
 
 
 # --- Noticing that a worker died while nobody is calling it: a daemon thread that keeps one tiny call in
@@ -132,7 +132,9 @@ class Watch:
             del self._in_flight[rank]
             try:
                 ray.get(ref)
-            except RayActorError as error:
+            except RayError as error:
+                if not is_gone(error):
+                    raise
                 dead[rank] = str(error)
         return dead
 
@@ -148,19 +150,6 @@ class Watch:
 
 # One node may be lost while the workers move away from another.
 _RESTART_ATTEMPTS = 3
-
-
-@dataclass(frozen=True)
-class Breakage:
-    """The failure after which the workers are called no more."""
-
-    method: str
-    ranks: tuple[int, ...]
-
-    def __str__(self) -> str:
-        ranks = ("rank " if len(self.ranks) == 1 else "ranks ") + ", ".join(map(str, self.ranks))
-        where = f" on {ranks}" if self.ranks else ""
-        return f"broken by an earlier failure in {self.method!r}{where}; call restart() or shutdown()"
 
 
 @dataclass(frozen=True)
@@ -208,9 +197,12 @@ class WorkerSet:
         self._launched: Launched | None = None
         self._started: Started | None = None
         self._reports: Mapping[int, WorkerReport] = {}
-        self._broken: Breakage | None = None
+        self._broken = ""
         self._closed = False
+        # Held while workers start and end, which takes long; the other one only while the state changes, so
+        # that calls which fail meanwhile say so at once. Whoever needs both takes this one first.
         self._lock = threading.RLock()
+        self._state = threading.Lock()
         self.sending = threading.Lock()
 
     @classmethod
@@ -291,12 +283,17 @@ class WorkerSet:
         Raises:
             WorkerGroupError: the set was shut down, or is broken.
         """
-        if self._broken is None and self._launched is None and not self.closed:
+        if not self._broken and self._launched is None and not self.closed:
             return
         self._refuse_if_closed(method)
         self.ready()
-        if self._broken is not None:
-            raise WorkerGroupError(self.name, method, reason=f"refused, because the group is {self._broken}")
+        if self._broken:
+            raise WorkerGroupError(
+                self.name,
+                method,
+                reason=f"refused, because the group is broken by an earlier failure in {self._broken}; "
+                "call restart() or shutdown()",
+            )
 
     def check_generation(self, method: str, generation: int) -> None:
         """Refuse what an earlier generation made.
@@ -307,19 +304,44 @@ class WorkerSet:
         if generation != self.generation:
             raise StaleFutureError(self.name, method, generation, self.generation)
 
-    def mark_broken(self, method: str, ranks: Sequence[int], generation: int | None = None) -> None:
-        """Remember a failure that leaves the workers useless; the first one counts."""
-        with self._lock:
-            if self._broken is None and generation in (None, self.generation):
-                self._broken = Breakage(method, tuple(ranks))
+    def mark_broken(self, method: str, ranks: Sequence[int], generation: int) -> None:
+        """Remember a failure that leaves the workers of this generation useless; the first one counts."""
+        with self._state:
+            if not self._broken and generation == self.generation:
+                where = f" on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else ""
+                self._broken = f"{method!r}{where}"
 
-    def failure(self, method: str, ranks: Sequence[int], found: Survey, generation: int) -> WorkerGroupError:
-        """The error for what a survey of these ranks found; breaks the set where that leaves it useless."""
+    def failure(
+        self, method: str, ranks: Sequence[int], refs: Sequence[Any], generation: int
+    ) -> WorkerGroupError | None:
+        """The error of a call that failed on one of these ranks, asked of all; None if none has failed.
+
+        It breaks the set where a rank is gone, or does not answer within `grace_s`.
+        """
+        # Asked first: a rank may have died, and the workers be restarted for that reason during the survey.
+        ended = self._ended(generation)
+        found = survey(refs, self.grace_s)
+        if not found.errors:
+            return None
+        if ended and all(map(is_gone, found.errors.values())):
+            return WorkerGroupError(self.name, method, reason=ended)
         errors = {ranks[index]: error for index, error in found.errors.items()}
         silent = [ranks[index] for index in found.silent]
-        if not found.leaves_group_usable:
-            self.mark_broken(method, sorted(errors) or silent, generation)
+        if silent or found.lost_a_worker:
+            self.mark_broken(method, sorted(errors), generation)
         return WorkerGroupError(self.name, method, describe_failures(errors, self._reports), silent)
+
+    def _ended(self, generation: int) -> str:
+        """Who has ended the workers of this generation, if somebody has."""
+        if generation != self.generation:
+            return (
+                f"restart() ended the workers (generation {generation}) before they had answered; call again"
+            )
+        if self._left_cluster():
+            return "this process left the workers' Ray cluster before they had answered"
+        if self.closed:
+            return "shutdown() of the group or its pool ended the workers before they had answered"
+        return ""
 
     def restart(self) -> None:
         """End all workers and start them anew as the next generation: on the same slots, or on others where
@@ -335,15 +357,16 @@ class WorkerSet:
         with self._lock:
             self._owned_places()
             self._refuse_if_closed("restart")
-            self._broken = Breakage("restart", ())
             retire(self.handles, self.name, self.generation)
-            self.generation += 1
+            with self._state:
+                self._broken = "'restart'"
+                self.generation += 1
             try:
                 self._start_anew()
             except BaseException:
                 self._dismiss()
                 raise
-            self._broken = None
+            self._broken = ""
 
     def _start_anew(self) -> None:
         for attempt in range(1, _RESTART_ATTEMPTS + 1):
