@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 import pytest
 import ray
+from ray.util.placement_group import PlacementGroup
 from verl_ray.errors import AcceleratorNotOffered, PlacementTimeout, ResourceUnavailable
 from verl_ray.pools import placement
+from verl_ray.pools.cluster import PlacementProgress, placement_progress
 from verl_ray.pools.placement import GroupRequest, UnsupportedPlacementOption
 from verl_ray.pools.pool import RayResourcePool
 
@@ -68,16 +70,39 @@ def test_waiting_is_logged_and_ends_when_room_comes(
     assert "has CPU 0, needs 2" in caplog.text
 
 
-def test_an_interrupted_wait_leaves_nothing_reserved(
+def test_an_interrupted_wait_removes_nothing_that_ray_still_makes(
     monkeypatch: pytest.MonkeyPatch, free_resources: Resources
 ) -> None:
+    removed: list[str] = []
+
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    def remove(group: PlacementGroup) -> None:
+        removed.append(placement_progress(group).state)
+        ray.util.remove_placement_group(group)
+
     monkeypatch.setattr(placement, "_wait_until_ready", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        RayResourcePool([2, 2], use_gpu=False).slots()
-    assert free_resources()["CPU"] == 8.0
+    monkeypatch.setattr(placement, "remove_placement_group", remove)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            RayResourcePool([2, 2], use_gpu=False).slots()
+        assert free_resources()["CPU"] == 8.0
+    assert removed == ["CREATED"] * 6
+
+
+def test_what_may_stay_taken_is_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = RayResourcePool([1], use_gpu=False)
+    (group,) = pool.get_placement_groups()
+    monkeypatch.setattr(
+        placement, "placement_progress", lambda _: PlacementProgress("PREPARED", "NO_RESOURCES", 1)
+    )
+    monkeypatch.setattr(placement, "_SETTLE_WITHIN_S", 0.1)
+    pool.shutdown()
+    assert f"placement group {group.id.hex()} was removed, but Ray may keep" in caplog.text
+    assert "[{'CPU': 1.0}]" in caplog.text
 
 
 def test_a_ray_without_an_option_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

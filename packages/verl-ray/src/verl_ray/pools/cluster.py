@@ -14,6 +14,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 
 __all__ = [
     "NodeFacts",
+    "PlacementProgress",
     "actor_state",
     "alive_node_ids",
     "alive_nodes",
@@ -25,6 +26,7 @@ __all__ = [
     "node_addresses",
     "offered_resources",
     "placement_option_supported",
+    "placement_progress",
     "still_reserved",
 ]
 
@@ -116,10 +118,37 @@ def is_placed(group: PlacementGroup) -> bool:
     Raises:
         LookupError: somebody removed the group.
     """
-    state = placement_group_table(group).get("state", "REMOVED")
+    state = placement_progress(group).state
     if state == "REMOVED":
         raise LookupError(group.id.hex())
-    return str(state) == "CREATED"
+    return state == "CREATED"
+
+
+@dataclass(frozen=True)
+class PlacementProgress:
+    """How far Ray is with a placement group, in Ray's own words."""
+
+    state: str
+    scheduling: str
+    attempts: int
+
+    def settled(self, earlier: PlacementProgress | None) -> bool:
+        """Whether Ray is at rest: the group is there or gone, or was refused and not tried again since.
+
+        Args:
+            earlier: a look some time before; the word of the last refusal stands while a next try runs.
+        """
+        refused = self.state != "PREPARED" and self.scheduling in ("NO_RESOURCES", "INFEASIBLE")
+        return self.state in ("CREATED", "REMOVED") or (refused and self == earlier)
+
+
+def placement_progress(group: PlacementGroup) -> PlacementProgress:
+    """What Ray says about a placement group now."""
+    entry: Mapping[str, Any] = placement_group_table(group)
+    stats = entry.get("stats", {})
+    return PlacementProgress(
+        entry.get("state", "REMOVED"), stats.get("scheduling_state", ""), stats.get("scheduling_attempt", 0)
+    )
 
 
 def still_reserved(group: PlacementGroup) -> bool:

@@ -27,6 +27,7 @@ from verl_ray.errors import (
 )
 from verl_ray.pools.cluster import (
     NodeFacts,
+    PlacementProgress,
     alive_node_ids,
     alive_nodes,
     bundle_node_ids,
@@ -34,6 +35,7 @@ from verl_ray.pools.cluster import (
     node_addresses,
     offered_resources,
     placement_option_supported,
+    placement_progress,
     still_reserved,
 )
 from verl_ray.pools.feasibility import Feasibility, Need, explain_feasibility, explain_need, labels_match
@@ -57,7 +59,10 @@ logger = logging.getLogger("verl_ray")
 
 _FIRST_REPORT_S = 5.0
 _NEXT_REPORT_S = 15.0
-_SETTLE_S = 0.3
+_SHOWN_AFTER_S = 0.3
+_SETTLE_WITHIN_S = 5.0
+# Longer than a node takes to answer a try to reserve, so that none is running when nothing has changed.
+_BETWEEN_LOOKS_S = 0.05
 
 
 class UnsupportedPlacementOption(MadeOfFacts, ValueError):
@@ -289,19 +294,47 @@ def _sum(left: Mapping[str, float], right: Mapping[str, float]) -> dict[str, flo
 
 
 def release(groups: Sequence[PlacementGroup], timeout_s: float = 10.0) -> None:
-    """Give bundles back and wait, within bounds, until the cluster shows them as free."""
+    """Give bundles back and wait, within bounds, until the cluster shows them as free; say so where it does
+    not."""
     if not groups or not ray.is_initialized():
         return
-    reported = all(still_reserved(group) for group in groups)
-    for group in groups:
-        remove_placement_group(group)
+    try:
+        unsettled = _settle(groups)
+        reported = all(still_reserved(group) for group in groups)
+    finally:
+        for group in groups:
+            remove_placement_group(group)
     # Nodes report every tenth of a second. A group younger than that may yet show up before it goes.
-    settled = time.monotonic() + (0.0 if reported else _SETTLE_S)
+    shown = time.monotonic() + (0.0 if reported else _SHOWN_AFTER_S)
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if time.monotonic() >= settled and not any(still_reserved(group) for group in groups):
-            return
+    while (held := [group for group in groups if still_reserved(group)]) or time.monotonic() < shown:
+        if time.monotonic() >= deadline:
+            break
         time.sleep(0.02)
+    for group in {*unsettled, *held}:
+        logger.warning(
+            "placement group %s was removed, but Ray may keep what it held, %s, until the cluster ends; "
+            "`ray status` shows what is taken",
+            group.id.hex(),
+            group.bundle_specs,
+        )
+
+
+def _settle(groups: Sequence[PlacementGroup]) -> list[PlacementGroup]:
+    """Wait until Ray has made or refused each group, and return those where it has not in time.
+
+    Ray loses track of what is removed while a node prepares it, and those resources stay taken for good.
+    """
+    looks: dict[PlacementGroup, PlacementProgress | None] = dict.fromkeys(groups)
+    deadline = time.monotonic() + _SETTLE_WITHIN_S
+    while True:
+        for group, earlier in list(looks.items()):
+            looks[group] = now = placement_progress(group)
+            if now.settled(earlier):
+                del looks[group]
+        if not looks or time.monotonic() >= deadline:
+            return list(looks)
+        time.sleep(_BETWEEN_LOOKS_S)
 
 
 def sort_placement_group_by_node_ip(pgs: Sequence[PlacementGroup]) -> list[PlacementGroup]:
