@@ -94,7 +94,7 @@ CONSTRUCTIONS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: ops.concat_tensordict(wrong(None)),
         e.InvalidTypeError,
-        "each part must be a TensorDict, got",
+        "data must be a list of TensorDicts, got",
     ),
     (lambda: ops.contiguous(wrong({"a": 1})), e.InvalidTypeError, "data must be a TensorDict"),
     (lambda: ops.maybe_fix_3d_position_ids(wrong({})), e.InvalidTypeError, "data must be a TensorDict"),

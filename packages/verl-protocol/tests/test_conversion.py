@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
-from verl_protocol import DataProto, DataProtoItem, collate_fn
+from verl_protocol import DataProto, DataProtoItem, collate_fn, wire
+from verl_protocol import tensordict_ops as ops
 from verl_protocol.columns.checks import jagged_of
 
 
@@ -66,6 +69,42 @@ def test_rows_without_tensors_or_columns_survive() -> None:
     ):
         assert len(trip(data)) == len(data)
         assert trip(data) == data
+
+
+ARRAYS: dict[str, Any] = {
+    "matrix": np.arange(6).reshape(3, 2),
+    "strings": np.array(["a", "bcd", ""], dtype="<U9"),
+}
+
+
+def test_a_tensordict_has_the_keys_of_the_batch_and_no_others() -> None:
+    data = DataProto.from_dict({"a": torch.zeros(3)}, {**ARRAYS, "s": list("xyz")}, {"k": 1})
+    for batch in (data, data[:0], DataProto(data.batch.to("cpu"), data.non_tensor_batch, data.meta_info)):
+        assert set(batch.to_tensordict().keys()) == {"a", "matrix", "strings", "s", "k"}
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda td: pickle.loads(pickle.dumps(wire.pack(td))),
+        lambda td: ops.index_select_tensor_dict(td, [0, 1, 2]),
+    ],
+    ids=["wire", "row operation"],
+)
+def test_arrays_are_told_from_objects_by_a_tensordict_that_travels(
+    device: str | None, way: Callable[[TensorDict], TensorDict]
+) -> None:
+    data = DataProto(TensorDict({"a": torch.zeros(3)}, [3], device=device), dict(ARRAYS))
+    assert DataProto.from_tensordict(way(data.to_tensordict())) == data
+
+
+def test_a_value_put_into_a_tensordict_counts() -> None:
+    tensordict = DataProto.from_dict({"a": torch.zeros(3)}, ARRAYS).to_tensordict()
+    for key, value in (("strings", "longer than nine"), ("matrix", "no row")):
+        stack: Any = tensordict.get(key)
+        stack.tensordicts[0] = NonTensorData(value)
+        assert DataProto.from_tensordict(tensordict).column(key)[0] == value
 
 
 def test_equal_values_stay_a_column_through_cat() -> None:

@@ -1,15 +1,18 @@
-"""Counts, flags and dicts that users hand in, checked before anything is done with them."""
+"""Counts, flags, dicts and TensorDicts that users hand in, checked before anything is done with them."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from verl_protocol.errors import InvalidTypeError, InvalidValueError, short
 from verl_protocol.kinds import is_tensordict
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 
 def whole_number(argument: str, value: Any, least: int) -> int:
@@ -38,14 +41,16 @@ def flag(argument: str, value: Any) -> bool:
     return bool(value)
 
 
-def check_tensordict(argument: str, value: object) -> None:
-    """Check that `value` is a TensorDict.
+def tensordict(argument: str, value: Any) -> TensorDict:
+    """`value`, if it is a TensorDict.
 
     Raises:
         InvalidTypeError: it is something else.
     """
     if not is_tensordict(value):
         raise InvalidTypeError(f"{argument} must be a TensorDict, got {type(value).__name__}")
+    given: TensorDict = value
+    return given
 
 
 def mapping(argument: str, value: Any) -> Mapping[str, Any]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from verl_protocol.batch.tensordicts import checked_tensordict, is_data, is_stack, set_data
+from verl_protocol.arguments import tensordict as checked
 from verl_protocol.columns.jagged import jagged_parts
-from verl_protocol.columns.objects import rows_of, set_stack
+from verl_protocol.columns.objects import is_data, is_stack, rows_of, set_data, set_stack
 from verl_protocol.errors import InvalidTypeError
 from verl_protocol.kinds import is_jagged, is_tensordict
 from verl_protocol.wire.buffers import incoming
@@ -75,7 +75,7 @@ def deserialize_single_tensor(serialized: tuple[str, Any, Any]) -> torch.Tensor:
 
 def serialize_tensordict(td: TensorDict) -> tuple[tuple[int, ...], str | None, dict[str, tuple[str, Any]]]:
     """`(batch_size, device, items)` of a TensorDict; each item is the name of its form and its content."""
-    checked_tensordict("td", td)
+    checked("td", td)
     device = None if td.device is None else str(td.device)
     return tuple(td.batch_size), device, {key: _serialize(entry) for key, entry in td.items()}
 

@@ -8,22 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from verl_protocol.batch.convert import check_all_tensors, list_of_dict_to_dict_of_list
+from verl_protocol.arguments import tensordict as checked
+from verl_protocol.batch.convert import (
+    check_all_tensors,
+    has_rows,
+    list_of_dict_to_dict_of_list,
+    set_column,
+    set_fact,
+    stacked_keys,
+    tensordict_of,
+)
 from verl_protocol.batch.metadata import METRICS, copy_meta, flatten_metrics
 from verl_protocol.batch.padding import pad_dataproto_to_divisor, unpad_dataproto
 from verl_protocol.batch.proto import DataProto
-from verl_protocol.batch.tensordicts import (
-    as_batch,
-    as_tensordict,
-    checked_parts,
-    checked_tensordict,
-    has_rows,
-    is_data,
-    is_stack,
-    set_data,
-    set_entry,
-    stacked_keys,
-)
 from verl_protocol.columns import jagged, ops
 from verl_protocol.columns.checks import (
     check_columns,
@@ -38,8 +35,14 @@ from verl_protocol.columns.checks import (
 )
 from verl_protocol.columns.equality import columns_equal, equal, first_difference
 from verl_protocol.columns.index import IndexLike
-from verl_protocol.columns.objects import object_column, rows_of, set_stack
-from verl_protocol.errors import NothingToConcatError, RowCountError, UnknownKeyError, different_row_counts
+from verl_protocol.columns.objects import is_data, is_stack, object_column, rows_of, set_data, set_stack
+from verl_protocol.errors import (
+    InvalidTypeError,
+    NothingToConcatError,
+    RowCountError,
+    UnknownKeyError,
+    different_row_counts,
+)
 from verl_protocol.kinds import is_jagged, is_tensordict
 
 if TYPE_CHECKING:
@@ -103,7 +106,7 @@ def get_tensordict(
     count = check_columns(columns, {})
     made = TensorDict({}, batch_size=[count] if columns else [])
     for key, column in columns.items():
-        set_entry(made, key, column)
+        _set_column(made, key, column)
     for key, value in others.items():
         set_data(made, key, value)
     return made
@@ -116,10 +119,17 @@ def _column(key: str, value: Any) -> Any:
         check_has_rows(key, value)
         return value
     if isinstance(value, np.ndarray) and value.ndim:
-        return value
+        return object_column(value.tolist()) if value.ndim == 1 else value
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise no_column(key, value, "a column is a tensor, or a list with one entry per row")
     return object_column(value)
+
+
+def _set_column(tensordict: TensorDict, key: str, column: Any) -> None:
+    if isinstance(column, np.ndarray):
+        set_column(tensordict, key, column, exact=False)
+    else:
+        tensordict.set(key, column)
 
 
 def assign_non_tensor(tensor_dict: TensorDict, **kwargs: Any) -> TensorDict:
@@ -230,6 +240,26 @@ def _known(tensordict: TensorDict, keys: Iterable[str]) -> list[str]:
 # --- Row operations on a plain TensorDict: those of a batch, with the same answers ------------------------
 
 
+as_batch = DataProto._of_tensordict
+
+
+def checked_parts(data: Any) -> list[TensorDict]:
+    """A list of TensorDicts, at least one.
+
+    Raises:
+        NothingToConcatError: an empty list.
+        InvalidTypeError: no list of them.
+    """
+    if is_tensordict(data):
+        raise InvalidTypeError("data must be a list of TensorDicts, got one TensorDict; put it in a list")
+    if not isinstance(data, Iterable):
+        raise InvalidTypeError(f"data must be a list of TensorDicts, got {type(data).__name__}")
+    parts = [checked(f"data[{place}]", part) for place, part in enumerate(data)]
+    if not parts:
+        raise NothingToConcatError
+    return parts
+
+
 def concat_tensordict(data: Sequence[TensorDict]) -> TensorDict:
     """The rows of all parts; entries without rows are those of the first part.
 
@@ -247,7 +277,7 @@ def concat_tensordict(data: Sequence[TensorDict]) -> TensorDict:
         batch.meta_info = {}
     whole = DataProto.concat(batches)
     whole.meta_info = first_meta
-    return as_tensordict(whole, next(part for part in parts if has_rows(part)))
+    return tensordict_of(whole, next(part for part in parts if has_rows(part)))
 
 
 def concat_tensordict_with_none_bsz(data: Sequence[TensorDict]) -> TensorDict:
@@ -262,7 +292,7 @@ def concat_tensordict_with_none_bsz(data: Sequence[TensorDict]) -> TensorDict:
     metrics = [batch.meta_info[METRICS] for batch in batches if METRICS in batch.meta_info]
     if len(metrics) > 1:
         whole.meta_info[METRICS] = flatten_metrics(metrics)
-    return as_tensordict(whole, parts[0])
+    return tensordict_of(whole, parts[0])
 
 
 def chunk_tensordict(td: TensorDict, chunks: int, uneven: bool = False) -> list[TensorDict]:
@@ -272,8 +302,8 @@ def chunk_tensordict(td: TensorDict, chunks: int, uneven: bool = False) -> list[
         UnevenRowsError: the rows do not divide by `chunks`.
         InvalidValueError: `chunks` is less than 1.
     """
-    batch = as_batch(checked_tensordict("td", td))
-    return [as_tensordict(piece, td) for piece in batch.chunk(chunks, uneven=uneven)]
+    batch = as_batch(checked("td", td))
+    return [tensordict_of(piece, td) for piece in batch.chunk(chunks, uneven=uneven)]
 
 
 def index_select_tensor_dict(batch: TensorDict, indices: IndexLike) -> TensorDict:
@@ -282,7 +312,7 @@ def index_select_tensor_dict(batch: TensorDict, indices: IndexLike) -> TensorDic
     Raises:
         RowOutOfRangeError, InvalidIndexError: an index that does not fit.
     """
-    return as_tensordict(as_batch(checked_tensordict("batch", batch)).select_idxs(indices), batch)
+    return tensordict_of(as_batch(checked("batch", batch)).select_idxs(indices), batch)
 
 
 def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> TensorDict:
@@ -295,16 +325,19 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
         SchemaError, MetaConflictError: a key in both has different values; nothing was added then.
     """
     first, second = (
-        checked_tensordict("tensor_dict1", tensor_dict1),
-        checked_tensordict("tensor_dict2", tensor_dict2),
+        checked("tensor_dict1", tensor_dict1),
+        checked("tensor_dict2", tensor_dict2),
     )
     stacked = stacked_keys([first, second])
     whole = as_batch(first, stacked).union(as_batch(second, stacked))
     target = first.clone(recurse=False) if first.is_locked else first
     held = set(first.keys())
-    for key, entry in {**whole._columns(), **whole.non_tensor_batch, **whole.meta_info}.items():
+    for key, column in {**whole._columns(), **whole.non_tensor_batch}.items():
         if key not in held:
-            set_entry(target, key, entry, is_meta=key in whole.meta_info)
+            _set_column(target, key, column)
+    for key, value in whole.meta_info.items():
+        if key not in held:
+            set_fact(target, key, value)
     return target
 
 
@@ -318,9 +351,9 @@ def make_iterator(
     drop_last: bool | None = None,
 ) -> Iterator[TensorDict]:
     """Mini-batches, every row once per epoch; see `DataProto.make_iterator`."""
-    batch = as_batch(checked_tensordict("tensordict", tensordict))
+    batch = as_batch(checked("tensordict", tensordict))
     pieces = batch.make_iterator(mini_batch_size, epochs, seed, dataloader_kwargs, drop_last=drop_last)
-    return (as_tensordict(piece, tensordict) for piece in pieces)
+    return (tensordict_of(piece, tensordict) for piece in pieces)
 
 
 def pad_to_divisor(data: TensorDict, size_divisor: int) -> tuple[TensorDict, int]:
@@ -329,8 +362,8 @@ def pad_to_divisor(data: TensorDict, size_divisor: int) -> tuple[TensorDict, int
     Raises:
         InvalidValueError: `size_divisor` is less than 1.
     """
-    padded, pad_size = pad_dataproto_to_divisor(as_batch(checked_tensordict("data", data)), size_divisor)
-    return as_tensordict(padded, data), pad_size
+    padded, pad_size = pad_dataproto_to_divisor(as_batch(checked("data", data)), size_divisor)
+    return tensordict_of(padded, data), pad_size
 
 
 def unpad(data: TensorDict, pad_size: int) -> TensorDict:
@@ -339,14 +372,14 @@ def unpad(data: TensorDict, pad_size: int) -> TensorDict:
     Raises:
         InvalidValueError: there are not so many.
     """
-    return as_tensordict(unpad_dataproto(as_batch(checked_tensordict("data", data)), pad_size), data)
+    return tensordict_of(unpad_dataproto(as_batch(checked("data", data)), pad_size), data)
 
 
 def contiguous(data: TensorDict) -> TensorDict:
     """The same entries, with every tensor contiguous in memory."""
     from tensordict import TensorDict
 
-    checked_tensordict("data", data)
+    checked("data", data)
     made = TensorDict({}, batch_size=data.batch_size, device=data.device)
     for key, entry in data.items():
         if is_stack(entry):
@@ -408,7 +441,7 @@ def assert_tensordict_eq(td1: TensorDict, td2: TensorDict) -> None:
         AssertionError: they do not; the message names the entry and the first row that differs.
         InvalidTypeError: one of them is something else.
     """
-    checked_tensordict("td1", td1), checked_tensordict("td2", td2)
+    checked("td1", td1), checked("td2", td2)
     if td1.batch_size != td2.batch_size:
         raise AssertionError(f"batch sizes differ: {tuple(td1.batch_size)} and {tuple(td2.batch_size)}")
     stacked = stacked_keys([td1, td2])
@@ -478,7 +511,7 @@ def maybe_fix_3d_position_ids(data: TensorDict) -> None:
     Rows of equal shape do not tell which of their dimensions is ragged, and some tools take the first, or
     forget. Position ids of other forms stay as they are.
     """
-    value: Any = checked_tensordict("data", data).get("position_ids", None)
+    value: Any = checked("data", data).get("position_ids", None)
     if is_jagged(value) and value.ndim == 3 and jagged.ragged_dim(value) == 1:
         fixed = _ragged_in_last(jagged.jagged_parts(value))
         if fixed is not None:

@@ -1,9 +1,10 @@
-"""Batches made from other things and turned into them: rows, items, TensorDicts."""
+"""What a batch is made of and turned into: rows, and TensorDicts."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from verl_protocol.columns.checks import (
     key_list,
     no_column,
 )
+from verl_protocol.columns.equality import equal
 from verl_protocol.errors import ColumnError, InvalidTypeError, InvalidValueError, KeyConflictError, short
 from verl_protocol.kinds import is_jagged
 
@@ -29,9 +31,6 @@ if TYPE_CHECKING:
 
     from verl_protocol.batch.state import BatchState
 
-
-DTYPES_KEY = "_array_dtypes"
-"""The entry of a TensorDict that names dtype and row shape of array columns which their rows do not tell."""
 
 Ragged: TypeAlias = Collection[str] | Mapping[str, int]
 """Keys of columns ragged in their last dimension, or the ragged dimension of each (1 is a row's first)."""
@@ -126,58 +125,122 @@ def row_of(column: Any, row: int) -> Any:
     return column[row]
 
 
-def to_rows(data: BatchState) -> list[dict[str, Any]]:
-    """One dict per row."""
-    count, columns = data._checked_rows(), {**data._columns(), **data.non_tensor_batch}
-    return [{key: row_of(column, row) for key, column in columns.items()} for row in range(count)]
+# --- A TensorDict taken apart into what a batch consists of, and put together again -----------------------
+# Rows of tensors and of non-tensor stacks are columns; entries without rows are meta_info. Operations on
+# TensorDicts go through a batch, so that both give the same answers.
 
 
-def to_tensordict(data: BatchState) -> TensorDict:
-    """Tensors as they are, array columns as one entry per row, meta_info as non-tensor data."""
-    from tensordict import NonTensorData, TensorDict
+class Parts(NamedTuple):
+    """What a batch is made of."""
 
-    count, tensors = data._checked_rows(), data._columns()
-    arrays, meta = data.non_tensor_batch, copy_meta(data.meta_info)
+    tensors: dict[str, Any] | None
+    num_rows: int
+    arrays: dict[str, NDArray[Any]]
+    meta: dict[str, Any]
+    device: torch.device | None
+
+
+def parts_of(
+    tensordict: TensorDict,
+    stacked: Collection[str] = (),
+    column: Callable[[Sequence[Any]], NDArray[Any]] = objects.object_column,
+) -> Parts:
+    """The parts of a batch that a TensorDict is.
+
+    Args:
+        stacked: keys of data without rows that is a column in other TensorDicts.
+        column: makes a column of rows of which nothing more is known.
+    """
+    rows = has_rows(tensordict)
+    tensors: dict[str, Any] = {}
+    arrays: dict[str, NDArray[Any]] = {}
+    meta: dict[str, Any] = {}
+    for key, entry in tensordict.items():
+        if objects.is_stack(entry):
+            arrays[key] = _column_of_stack(entry, column)
+        elif objects.is_data(entry) and rows and key in stacked:
+            arrays[key] = column(objects.rows_of(entry))
+        elif objects.is_data(entry):
+            meta[key] = entry.data
+        else:
+            (tensors if rows else meta)[key] = entry
+    count = int(tensordict.batch_size[0]) if rows else 0
+    return Parts(tensors if rows else None, count, arrays, copy_meta(meta), tensordict.device)
+
+
+def tensordict_of(batch: BatchState, like: TensorDict | None = None) -> TensorDict:
+    """The TensorDict that a batch is.
+
+    Args:
+        like: where device, order of the entries and further batch dims are taken from; None for a TensorDict
+            that tells of each array column what it was.
+
+    Raises:
+        KeyConflictError: a key in two places.
+    """
+    from tensordict import TensorDict
+
+    tensors, arrays, meta = batch._columns(), batch.non_tensor_batch, copy_meta(batch.meta_info)
     check_disjoint(tensors, arrays, TWO_KINDS)
-    check_disjoint([*tensors, *arrays, DTYPES_KEY], meta, "a column and a meta_info key")
-    made = TensorDict(dict(tensors), batch_size=[count], device=data._batch_device())
-    for key, column in arrays.items():
-        objects.set_stack(made, key, list(column))
-    told = {
-        key: (column.dtype, column.shape[1:]) for key, column in arrays.items() if not _tells_dtype(column)
-    }
-    for key, value in {**meta, **({DTYPES_KEY: told} if told else {})}.items():
-        entry: Any = NonTensorData(value, batch_size=[count])
-        made.set(key, entry)
+    check_disjoint([*tensors, *arrays], meta, "a column and a meta_info key")
+    count, device = batch._checked_rows(), batch._batch_device()
+    if like is None:
+        size: list[int] = [count]
+    else:
+        size, device = [count, *like.batch_size[1:]] if has_rows(like) else [], like.device
+    made = TensorDict({}, batch_size=size, device=device)
+    entries = {**tensors, **arrays, **meta}
+    for key in dict.fromkeys([*(() if like is None else like.keys()), *entries]):
+        if key in arrays:
+            set_column(made, key, arrays[key], exact=like is None)
+        elif key in meta:
+            set_fact(made, key, meta[key])
+        elif key in tensors:
+            made.set(key, tensors[key])
     return made
 
 
-def _tells_dtype(column: NDArray[Any]) -> bool:
-    found = column_of(list(column))
-    return len(column) > 0 and found.dtype == column.dtype and found.ndim == column.ndim
+def has_rows(tensordict: TensorDict) -> bool:
+    """Whether the TensorDict has a batch dimension."""
+    return len(tensordict.batch_size) > 0
 
 
-def parts_of_tensordict(
-    tensordict: Any,
-) -> tuple[dict[str, torch.Tensor] | None, dict[str, NDArray[Any]], dict[str, Any]]:
-    """Tensor columns (None if the TensorDict has no batch dimension), array columns and meta_info."""
-    from tensordict import NonTensorData, NonTensorStack
+def set_column(tensordict: TensorDict, key: str, column: NDArray[Any], exact: bool = True) -> None:
+    """Set an array as non-tensor data with one entry per row.
 
-    tensors: dict[str, Any] = {}
-    stacks: dict[str, list[Any]] = {}
-    meta: dict[str, Any] = {}
-    for key, value in tensordict.items():
-        if isinstance(value, NonTensorStack):
-            stacks[key] = value.tolist()
-        elif isinstance(value, NonTensorData):
-            meta[key] = value.data
-        else:
-            tensors[key] = value
-    if len(tensordict.batch_size) != 1 and (tensors or stacks or len(tensordict.batch_size)):
-        raise batch_dims(f"batch_size {list(tensordict.batch_size)}")
-    told = meta.pop(DTYPES_KEY, {})
-    arrays = {key: _array_of(items, told.get(key)) for key, items in stacks.items()}
-    return (tensors if len(tensordict.batch_size) else None), arrays, meta
+    Args:
+        exact: False if objects that all are numbers of numpy may come back as an array of numbers.
+    """
+    items = list(column)
+    told = not exact and column.dtype == object and column.ndim == 1
+    if not told:
+        found = column_of(items)
+        told = (found.dtype, found.ndim) == (column.dtype, column.ndim)
+    objects.set_stack(tensordict, key, items, None if told else (column.dtype, column.shape[1:]))
+
+
+def _column_of_stack(stack: Any, make: Callable[[Sequence[Any]], NDArray[Any]]) -> NDArray[Any]:
+    items, form = objects.rows_of(stack), objects.array_form(stack)
+    if form is not None:
+        # Somebody may have put another value into the stack since.
+        with suppress(ValueError, TypeError):
+            column = column_of(items, np.empty((0, *form[1]), form[0]))
+            if equal(list(column), items):
+                return column
+    return make(items)
+
+
+def set_fact(tensordict: TensorDict, key: str, value: Any) -> None:
+    """Set what belongs to the whole: data, or in a TensorDict without rows a tensor."""
+    if isinstance(value, torch.Tensor) and not has_rows(tensordict):
+        tensordict.set(key, value)
+    else:
+        objects.set_data(tensordict, key, value)
+
+
+def stacked_keys(parts: Sequence[TensorDict]) -> frozenset[str]:
+    """Keys whose data has one entry per row in at least one part."""
+    return frozenset(key for part in parts for key, entry in part.items() if objects.is_stack(entry))
 
 
 def batch_dims(given: str) -> InvalidValueError:
@@ -186,7 +249,3 @@ def batch_dims(given: str) -> InvalidValueError:
         f"a DataProto has rows along one batch dimension, got {given}; only num_batch_dims=1 is supported, "
         "use fold_batch_dim and unfold_batch_dim to regroup rows"
     )
-
-
-def _array_of(items: list[Any], told: tuple[np.dtype[Any], tuple[int, ...]] | None) -> NDArray[Any]:
-    return column_of(items, None if told is None else np.empty((0, *told[1]), told[0]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from verl_protocol import wire
-from verl_protocol.arguments import check_tensordict, flag, mapping
+from verl_protocol.arguments import flag, mapping, tensordict
 from verl_protocol.batch import convert, joining
 from verl_protocol.batch.column_ops import BatchColumns
 from verl_protocol.batch.item import DataProtoItem, columns_of_items
 from verl_protocol.batch.metadata import MergeRule, copy_meta
 from verl_protocol.batch.state import BatchField, Columns, check_batch, not_batches, restore_batch
-from verl_protocol.columns import checks, equality, ops
+from verl_protocol.columns import checks, equality, objects, ops
 from verl_protocol.files import disk
 
 if TYPE_CHECKING:
@@ -80,14 +80,14 @@ class DataProto(BatchColumns):
         Raises:
             RowCountError, KeyConflictError, ColumnError, InvalidValueError: as the class says.
         """
-        tensordict = self._tensordict
-        if tensordict is not None and len(tensordict.batch_size) != 1:
-            raise convert.batch_dims(f"batch_size {list(tensordict.batch_size)}")
+        held = self._tensordict
+        if held is not None and len(held.batch_size) != 1:
+            raise convert.batch_dims(f"batch_size {list(held.batch_size)}")
         for key, column in self.non_tensor_batch.items():
             if checks.array_column(key, column) is not column:
                 reason = "a non-tensor column must be an array; from_dict takes lists"
                 raise checks.no_column(key, column, reason)
-        tensors = checks.tensor_columns(self._held()) if tensordict is None else self._held()
+        tensors = checks.tensor_columns(self._held()) if held is None else self._held()
         known = self._row_count() if self._has_batch() else None
         checks.check_columns(tensors, self.non_tensor_batch, known)
 
@@ -168,11 +168,16 @@ class DataProto(BatchColumns):
         """
         if num_batch_dims != 1:
             raise convert.batch_dims(f"num_batch_dims={num_batch_dims}")
-        check_tensordict("tensor_dict", tensor_dict)
-        tensors, arrays, meta = convert.parts_of_tensordict(tensor_dict)
-        count = int(tensor_dict.batch_size[0]) if len(tensor_dict.batch_size) else 0
-        merged = joining.union_meta(meta, meta_info or {})
-        return cls._make(tensors, count, arrays, merged, tensor_dict.device)
+        parts = convert.parts_of(tensordict("tensor_dict", tensor_dict), column=checks.column_of)
+        dims = list(tensor_dict.batch_size)
+        if len(dims) != 1 and (dims or not all(map(objects.is_data, tensor_dict.values()))):
+            raise convert.batch_dims(f"batch_size {dims}")
+        return cls._make(*parts._replace(meta=joining.union_meta(parts.meta, meta_info or {})))
+
+    @classmethod
+    def _of_tensordict(cls, tensor_dict: TensorDict, stacked: Collection[str] = ()) -> Self:
+        """The batch that a TensorDict is, with objects as they are; `convert.tensordict_of` leads back."""
+        return cls._make(*convert.parts_of(tensor_dict, stacked))
 
     def to_tensordict(self) -> TensorDict:
         """A TensorDict of everything: objects of each row as stacks, meta_info as single objects.
@@ -182,7 +187,7 @@ class DataProto(BatchColumns):
         Raises:
             KeyConflictError: a meta_info key is also a column.
         """
-        return convert.to_tensordict(self)
+        return convert.tensordict_of(self)
 
     @classmethod
     def from_rows(
@@ -219,7 +224,8 @@ class DataProto(BatchColumns):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One dict per row: tensors as views, objects as they are."""
-        return convert.to_rows(self)
+        count, columns = self._checked_rows(), {**self._columns(), **self.non_tensor_batch}
+        return [{key: convert.row_of(column, row) for key, column in columns.items()} for row in range(count)]
 
     # Comparing
 

@@ -6,7 +6,7 @@ tensordict is imported inside the functions only: whoever holds such a value has
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,35 +71,73 @@ def rows_of(value: Any) -> list[Any]:
     return [value.data] * value.shape[0]
 
 
-def stack_rows(items: Sequence[Any]) -> Any:
-    """Non-tensor data with one entry per row, also for no rows and for equal entries."""
+ArrayForm: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]]
+"""The dtype and the row shape of an array."""
+
+_FORM = "_verl_protocol_array_form"
+
+
+def array_form(stack: Any) -> ArrayForm | None:
+    """The form of the array that non-tensor data was made of; None where its rows tell it themselves."""
+    form: ArrayForm | None = stack.__dict__.get(_FORM)
+    return form
+
+
+def stack_rows(items: Sequence[Any], form: ArrayForm | None = None) -> Any:
+    """Non-tensor data with one entry per row, also for no rows and for equal entries; see `array_form`."""
+    from tensordict import NonTensorData, NonTensorStack
+
+    # A TensorDict that is an object in a row would be taken for a part of the stack.
+    stack = NonTensorStack(*(NonTensorData(item) if is_tensordict(item) else item for item in items))
+    if form is not None:
+        stack.__dict__[_FORM] = form
+    return stack
+
+
+def is_stack(value: object) -> bool:
+    """Whether `value` is non-tensor data with one entry per row."""
     from tensordict import NonTensorStack
 
-    return NonTensorStack(*items)
+    return isinstance(value, NonTensorStack)
 
 
-def set_stack(tensordict: Any, key: str, items: Sequence[Any]) -> None:
-    """Set non-tensor data with one entry per row in a TensorDict."""
-    if len(items):
-        tensordict.set(key, stack_rows(items))
+def is_data(value: object) -> bool:
+    """Whether `value` is one piece of non-tensor data."""
+    from tensordict import NonTensorData
+
+    return isinstance(value, NonTensorData)
+
+
+def set_data(tensordict: Any, key: str, value: Any) -> None:
+    """Set data that belongs to the whole of a TensorDict."""
+    from tensordict import NonTensorData
+
+    tensordict.set(key, NonTensorData(value, batch_size=tensordict.batch_size))
+
+
+def set_stack(tensordict: Any, key: str, items: Sequence[Any], form: ArrayForm | None = None) -> None:
+    """Set non-tensor data with one entry per row in a TensorDict; see `array_form`."""
+    _set_entry(tensordict, key, stack_rows(items, form))
+
+
+def _set_entry(tensordict: Any, key: str, entry: Any) -> None:
+    if is_stack(entry) and (not len(entry) or array_form(entry) is not None):
+        # `set` would put a copy of it, without its form, into a TensorDict that has a device. And up to
+        # tensordict 0.10, what it checks fails for a stack of nothing.
+        tensordict._set_str(key, entry, inplace=False, validated=True, non_blocking=False)
     else:
-        # Up to tensordict 0.10, what `set` checks fails for a stack of nothing.
-        tensordict._set_str(key, stack_rows(items), inplace=False, validated=True, non_blocking=False)
+        tensordict.set(key, entry)
 
 
 def build_tensordict(entries: Mapping[str, Any], **options: Any) -> Any:
-    """A TensorDict of these entries, of which some may be non-tensor data of no rows."""
-    from tensordict import NonTensorStack, TensorDict
+    """A TensorDict of these entries, of which some may be non-tensor data of no rows, or with a form."""
+    from tensordict import TensorDict
 
-    empty = [key for key, entry in entries.items() if isinstance(entry, NonTensorStack) and not len(entry)]
-    if not empty:
+    if not any(map(is_stack, entries.values())):
         return TensorDict(dict(entries), **options)
     made = TensorDict({}, **options)
     for key, entry in entries.items():
-        if key in empty:
-            set_stack(made, key, [])
-        else:
-            made.set(key, entry)
+        _set_entry(made, key, entry)
     return made
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from verl_protocol.errors import InvalidTypeError, NothingToConcatError
@@ -111,12 +111,10 @@ class BatchData:
         kind = _kind_of(self.data)
         if kind is None:
             raise _no_batch("chunk", self.data)
-        if kind != "TensorDict":
-            parts: list[Any] = self.data.chunk(chunks, uneven=uneven)
-            return parts
-        from verl_protocol.batch.tensordicts import split_tensordict
-
-        return split_tensordict(self.data, chunks, uneven)
+        if kind == "DataProtoFuture":
+            futures: list[Any] = self.data.chunk(chunks, uneven=uneven)
+            return futures
+        return [like(self.data, part) for part in as_proto(self.data).chunk(chunks, uneven=uneven)]
 
     def concat(self) -> Any:
         """The rows of all parts; entries without rows must agree, and metrics become flat lists.
@@ -135,11 +133,34 @@ class BatchData:
 def concat_parts(parts: Sequence[Any]) -> Any:
     """The rows of parts that are all of one kind."""
     kind = _common_kind(parts)
-    if kind == "TensorDict":
-        from verl_protocol.batch.tensordicts import join_tensordicts
+    if kind == "DataProtoFuture":
+        return type(parts[0]).concat(list(parts))
+    if kind == "DataProto":
+        return proto_class().concat(list(parts))
+    from verl_protocol.batch.convert import has_rows, stacked_keys
 
-        return join_tensordicts(parts)
-    return (proto_class() if kind == "DataProto" else type(parts[0])).concat(list(parts))
+    stacked = stacked_keys(parts)
+    protos = [as_proto(part, stacked) for part in parts]
+    whole = proto_class().concat(protos)
+    return like(next((part for part in parts if has_rows(part)), parts[0]), whole)
+
+
+def as_proto(batch: Any, stacked: Collection[str] = ()) -> DataProto:
+    """The DataProto that a batch is; `stacked` are keys of data that is a column in other parts."""
+    if is_proto(batch):
+        return batch
+    from verl_protocol.batch.proto import DataProto
+
+    return DataProto._of_tensordict(batch, stacked)
+
+
+def like(original: Any, proto: DataProto) -> Any:
+    """`proto` as a batch of the kind of `original`."""
+    if is_proto(original):
+        return proto
+    from verl_protocol.batch.convert import tensordict_of
+
+    return tensordict_of(proto, original)
 
 
 def num_rows_of(batch: Any) -> int:
@@ -157,15 +178,11 @@ def num_rows_of(batch: Any) -> int:
 
 def narrow_part(batch: Any, start: int, stop: int) -> Any:
     """Rows `start` to `stop` as views; the metrics stay with the first row."""
-    from verl_protocol.batch.metadata import METRICS
-    from verl_protocol.batch.tensordicts import as_batch, as_tensordict
-
-    if not is_proto(batch):
-        return as_tensordict(narrow_part(as_batch(batch), start, stop), batch)
-    part = batch.slice(start, stop)
+    part = as_proto(batch).slice(start, stop)
     if start > 0:
-        part.meta_info.pop(METRICS, None)
-    return part
+        # A part owns its meta_info, so this touches nothing of the caller's.
+        part.meta_info.pop("metrics", None)
+    return like(batch, part)
 
 
 def _kind_of(value: object) -> str | None:

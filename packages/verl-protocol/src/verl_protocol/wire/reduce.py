@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from verl_protocol.columns.dense import as_plain
 from verl_protocol.columns.jagged import build_jagged, jagged_parts, jagged_view
-from verl_protocol.columns.objects import build_tensordict, object_column
+from verl_protocol.columns.objects import ArrayForm, array_form, build_tensordict, stack_rows
 from verl_protocol.errors import UnknownDtypeError
 from verl_protocol.kinds import is_jagged, is_tensordict
 from verl_protocol.wire.buffers import (
@@ -263,7 +263,8 @@ def reduce_tensordict(value: object, part: Part) -> Reduction | None:
     if type(value) is TensorDict:
         return _reduce_plain(value, part)
     if type(value) is NonTensorStack and value.ndim == 1 and len(value):
-        return restore_non_tensor_stack, (part(value.tolist()),)
+        form = array_form(value)
+        return restore_non_tensor_stack, (part(value.tolist()), *(() if form is None else (form,)))
     return None
 
 
@@ -281,8 +282,6 @@ def restore_tensordict(
     return build_tensordict(entries, batch_size=batch_size, names=names, device=device)
 
 
-def restore_non_tensor_stack(items: list[Any]) -> Any:
+def restore_non_tensor_stack(items: list[Any], form: ArrayForm | None = None) -> Any:
     """Non-tensor data of one entry per row."""
-    from tensordict import NonTensorData, NonTensorStack
-
-    return NonTensorStack(*(NonTensorData(item) for item in object_column(items)))
+    return stack_rows(items, form)
