@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from verl_protocol.batch.column_ops import BatchColumns
 from verl_protocol.batch.metadata import MergeRule, copy_meta, merge_meta
-from verl_protocol.batch.state import BatchState
+from verl_protocol.batch.state import BatchState, not_batches
 from verl_protocol.columns import ops
 from verl_protocol.columns.checks import (
     TWO_KINDS,
@@ -33,34 +34,101 @@ from verl_protocol.errors import (
     short,
 )
 
-D = TypeVar("D", bound=BatchState)
+D = TypeVar("D", bound="BatchJoining")
 
 Side = Literal["left", "right"]
 
 
-def concat(
-    parts: Sequence[D],
-    merge: Mapping[str, MergeRule] | None,
-    pad: Mapping[str, float] | None,
-    pad_side: Side,
-) -> D:
-    """The rows of all parts, one part after the other."""
-    if not parts:
-        raise NothingToConcatError
-    counts = [part._checked_rows() for part in parts]
-    full = [(place, part) for place, part in enumerate(parts) if counts[place] or _has_columns(part)]
-    full = full or [(0, parts[0])]
-    tensors = _concat_tensors(
-        [(place, part, _with_read(part._held(), pad or {})) for place, part in full], pad or {}, pad_side
-    )
-    arrays: list[Part] = [(place, part.non_tensor_batch) for place, part in full]
-    check_schema(arrays, "non-tensor columns")
-    meta = merge_meta([part.meta_info for part in parts], merge)
-    non_tensors = ops.concat_all([columns for _, columns in arrays])
-    made = full[0][1]._with(tensors, sum(counts), non_tensors, meta)
-    made._auto_padding = any(part._auto_padding for part in parts)
-    made._pad_mask = _joined_masks(parts, counts)
-    return made
+class BatchJoining(BatchColumns):
+    """How a `DataProto` is put together with others."""
+
+    @staticmethod
+    def concat(
+        data: Sequence[D],
+        *,
+        merge: Mapping[str, MergeRule] | None = None,
+        pad: Mapping[str, float] | None = None,
+        pad_side: Side = "right",
+    ) -> D:
+        """The rows of all parts, one part after the other; the same columns in each.
+
+        `metrics` become flat lists in part order. Other meta_info keys must be equal where several parts hold
+        them, unless `merge` names a rule. Parts without rows and columns add their meta_info only.
+
+        Args:
+            merge: how to join a meta_info key: first, list, mean, sum, min, max or a callable on the list.
+            pad: tensor columns that may differ in width, and the value to widen them with.
+
+        Raises:
+            NothingToConcatError: no parts.
+            InvalidTypeError: parts that are no DataProto.
+            SchemaError: columns that do not fit, by key and part.
+            MetaConflictError: parts that disagree about a meta_info key.
+
+        >>> import torch
+        >>> from verl_protocol import DataProto
+        >>> parts = DataProto.from_dict(tensors={"a": torch.arange(4)}).chunk(2)
+        >>> DataProto.concat(parts).batch["a"].tolist()
+        [0, 1, 2, 3]
+        """
+        parts: list[D] = _batches(data)
+        if not parts:
+            raise NothingToConcatError
+        counts = [part._checked_rows() for part in parts]
+        full = [(place, part) for place, part in enumerate(parts) if counts[place] or _has_columns(part)]
+        full = full or [(0, parts[0])]
+        tensors = _concat_tensors(
+            [(place, part, _with_read(part._held(), pad or {})) for place, part in full], pad or {}, pad_side
+        )
+        arrays: list[Part] = [(place, part.non_tensor_batch) for place, part in full]
+        check_schema(arrays, "non-tensor columns")
+        meta = merge_meta([part.meta_info for part in parts], merge)
+        non_tensors = ops.concat_all([columns for _, columns in arrays])
+        made = full[0][1]._with(tensors, sum(counts), non_tensors, meta)
+        made._auto_padding = any(part._auto_padding for part in parts)
+        made._pad_mask = _joined_masks(parts, counts)
+        return made
+
+    def union(self, other: BatchJoining) -> Self:
+        """Add columns and meta_info of a batch of the same rows to this one, and return this one.
+
+        A key that both have must have equal values. After an error nothing has changed. A TensorDict that
+        `.batch` has built gets the columns too; one that was handed in, or is locked, stays as it is.
+
+        Raises:
+            RowCountError: the numbers of rows differ.
+            ColumnError: the columns would be on several devices.
+            SchemaError, MetaConflictError, KeyConflictError: what both hold differs.
+        """
+        if not isinstance(other, BatchJoining):
+            raise not_batches([type(other).__name__])
+        tensors, added = self._held(), other._held()
+        _check_union_rows(self, other)
+        for first, second in ((tensors, other.non_tensor_batch), (self.non_tensor_batch, added)):
+            check_disjoint(first, second, TWO_KINDS)
+        check_devices({**added, **tensors})
+        _check_same(tensors, added)
+        _check_same(self.non_tensor_batch, other.non_tensor_batch)
+        meta = union_meta(self.meta_info, other.meta_info)
+        count = max(self._row_count(), other._row_count())
+        arrays = {**self.non_tensor_batch, **_new(self.non_tensor_batch, other.non_tensor_batch)}
+        if not self._has_batch() and other._has_batch():
+            self._set_columns({}, count, other._batch_device())
+        self._replace({**tensors, **_new(tensors, added)}, arrays, meta, count)
+        self._auto_padding = self._auto_padding or other._auto_padding
+        self._pad_mask = other._pad_mask if self._pad_mask is None else self._pad_mask
+        return self
+
+
+def _batches(data: Any) -> list[Any]:
+    if isinstance(data, BatchJoining):
+        raise not_batches("one DataProto; put it in a list")
+    if not isinstance(data, Iterable):
+        raise not_batches([type(data).__name__])
+    parts = list(data)
+    if not all(isinstance(part, BatchJoining) for part in parts):
+        raise not_batches([type(part).__name__ for part in parts])
+    return parts
 
 
 def _has_columns(part: BatchState) -> bool:
@@ -142,26 +210,6 @@ def _joined_masks(parts: Sequence[BatchState], counts: Sequence[int]) -> torch.T
         return None
     full = zip(masks, counts, strict=True)
     return torch.cat([torch.zeros(count, dtype=torch.bool) if mask is None else mask for mask, count in full])
-
-
-def union(data: D, other: BatchState) -> D:
-    """Add the columns and meta_info of `other` to `data`, which has the same rows."""
-    tensors, added = data._held(), other._held()
-    _check_union_rows(data, other)
-    for first, second in ((tensors, other.non_tensor_batch), (data.non_tensor_batch, added)):
-        check_disjoint(first, second, TWO_KINDS)
-    check_devices({**added, **tensors})
-    _check_same(tensors, added)
-    _check_same(data.non_tensor_batch, other.non_tensor_batch)
-    meta = union_meta(data.meta_info, other.meta_info)
-    count = max(data._row_count(), other._row_count())
-    arrays = {**data.non_tensor_batch, **_new(data.non_tensor_batch, other.non_tensor_batch)}
-    if not data._has_batch() and other._has_batch():
-        data._set_columns({}, count, other._batch_device())
-    data._replace({**tensors, **_new(tensors, added)}, arrays, meta, count)
-    data._auto_padding = data._auto_padding or other._auto_padding
-    data._pad_mask = other._pad_mask if data._pad_mask is None else data._pad_mask
-    return data
 
 
 def _new(held: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:

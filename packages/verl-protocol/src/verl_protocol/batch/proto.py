@@ -7,31 +7,29 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from numpy.typing import NDArray
 
 from verl_protocol import wire
 from verl_protocol.arguments import flag, mapping, tensordict
-from verl_protocol.batch import convert, joining
-from verl_protocol.batch.column_ops import BatchColumns
+from verl_protocol.batch import convert
 from verl_protocol.batch.item import DataProtoItem, columns_of_items
-from verl_protocol.batch.metadata import MergeRule, copy_meta
-from verl_protocol.batch.state import BatchField, Columns, check_batch, not_batches, restore_batch
+from verl_protocol.batch.joining import BatchJoining, union_meta
+from verl_protocol.batch.metadata import copy_meta
+from verl_protocol.batch.state import BatchField, Columns, check_batch, restore_batch
 from verl_protocol.columns import checks, equality, objects, ops
 from verl_protocol.files import disk
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-D = TypeVar("D", bound="DataProto")
-
 
 @dataclass(eq=False, repr=False)
-class DataProto(BatchColumns):
+class DataProto(BatchJoining):
     """A batch: tensor columns, non-tensor columns and meta_info, all columns with the same rows.
 
     Slices are views of the storage; index lists, masks and negative steps copy. No result shares its
@@ -172,7 +170,7 @@ class DataProto(BatchColumns):
         dims = list(tensor_dict.batch_size)
         if len(dims) != 1 and (dims or not all(map(objects.is_data, tensor_dict.values()))):
             raise convert.batch_dims(f"batch_size {dims}")
-        return cls._make(*parts._replace(meta=joining.union_meta(parts.meta, meta_info or {})))
+        return cls._make(*parts._replace(meta=union_meta(parts.meta, meta_info or {})))
 
     @classmethod
     def _of_tensordict(cls, tensor_dict: TensorDict, stacked: Collection[str] = ()) -> Self:
@@ -240,53 +238,6 @@ class DataProto(BatchColumns):
             return False
         mine = (self._columns(), self.non_tensor_batch, self.meta_info)
         return equality.equal(mine, (other._columns(), other.non_tensor_batch, other.meta_info))
-
-    # Joining
-
-    @staticmethod
-    def concat(
-        data: Sequence[D],
-        *,
-        merge: Mapping[str, MergeRule] | None = None,
-        pad: Mapping[str, float] | None = None,
-        pad_side: joining.Side = "right",
-    ) -> D:
-        """The rows of all parts, one part after the other; the same columns in each.
-
-        `metrics` become flat lists in part order. Other meta_info keys must be equal where several parts hold
-        them, unless `merge` names a rule. Parts without rows and columns add their meta_info only.
-
-        Args:
-            merge: how to join a meta_info key: first, list, mean, sum, min, max or a callable on the list.
-            pad: tensor columns that may differ in width, and the value to widen them with.
-
-        Raises:
-            NothingToConcatError: no parts.
-            InvalidTypeError: parts that are no DataProto.
-            SchemaError: columns that do not fit, by key and part.
-            MetaConflictError: parts that disagree about a meta_info key.
-
-        >>> parts = DataProto.from_dict(tensors={"a": torch.arange(4)}).chunk(2)
-        >>> DataProto.concat(parts).batch["a"].tolist()
-        [0, 1, 2, 3]
-        """
-        parts: list[D] = _batches(data)
-        return joining.concat(parts, merge, pad, pad_side)
-
-    def union(self, other: DataProto) -> Self:
-        """Add columns and meta_info of a batch of the same rows to this one, and return this one.
-
-        A key that both have must have equal values. After an error nothing has changed. A TensorDict that
-        `.batch` has built gets the columns too; one that was handed in, or is locked, stays as it is.
-
-        Raises:
-            RowCountError: the numbers of rows differ.
-            ColumnError: the columns would be on several devices.
-            SchemaError, MetaConflictError, KeyConflictError: what both hold differs.
-        """
-        if not isinstance(other, DataProto):
-            raise not_batches([type(other).__name__])
-        return joining.union(self, other)
 
     # Copies and files
 
@@ -364,17 +315,6 @@ def _of_parts(parts: dict[str, Any]) -> DataProto:
 def _in_graph(column: Any) -> bool:
     """Whether a tensor was computed with gradients: torch copies such ones only by `clone`."""
     return isinstance(column, torch.Tensor) and column.requires_grad and not column.is_leaf
-
-
-def _batches(data: Any) -> list[Any]:
-    if isinstance(data, DataProto):
-        raise not_batches("one DataProto; put it in a list")
-    if not isinstance(data, Iterable):
-        raise not_batches([type(data).__name__])
-    parts = list(data)
-    if not all(isinstance(part, DataProto) for part in parts):
-        raise not_batches([type(part).__name__ for part in parts])
-    return parts
 
 
 def collate_fn(items: Sequence[DataProtoItem]) -> DataProto:
