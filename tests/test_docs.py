@@ -60,7 +60,8 @@ def test_the_readme_shows_a_program_and_what_it_prints() -> None:
 def test_program_runs_and_prints_what_the_page_says(program: Program, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(program.code)
-    environment = os.environ | {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+    # Each program starts a Ray of its own, whatever runs on this machine.
+    environment = os.environ | {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_ADDRESS": "local"}
     done = subprocess.run(
         [sys.executable, str(script)],
         cwd=tmp_path,

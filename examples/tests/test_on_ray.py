@@ -24,7 +24,9 @@ def _start(module: str, *options: str, mark: str = "") -> subprocess.Popen[str]:
     # Ctrl-C shall work although this process may ignore it, as shells arrange in the background.
     listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     code = f"{listen}; import sys; from {module} import main; sys.exit(main())"
-    command, environment = [sys.executable, "-c", code, *options], os.environ | {MARK: mark}
+    # A Ray of its own, whatever runs on this machine.
+    environment = os.environ | {MARK: mark, "RAY_ADDRESS": "local"}
+    command = [sys.executable, "-c", code, *options]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
 

@@ -18,6 +18,8 @@ os.environ.setdefault("RAY_worker_maximum_startup_concurrency", "4")
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 # torch and Ray threads of many workers share few cores here.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Another Ray may run on this machine: `ray.init()` shall start one of our own, and children join that one.
+os.environ["RAY_ADDRESS"] = "local"
 
 import ray
 
@@ -30,10 +32,22 @@ OBJECT_STORE_BYTES = 512 * 1024 * 1024
 _available_resources: Callable[[], dict[str, float]] = ray.available_resources
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let pass what Ray before 2.56 itself warns of and leaves open."""
+    if tuple(map(int, ray.__version__.split(".")[:2])) < (2, 56):
+        for warning in (
+            "Tip. In future versions of Ray:FutureWarning",
+            "unclosed file.*/dev/null:ResourceWarning",
+            "subprocess .* is still running:ResourceWarning",
+        ):
+            config.addinivalue_line("filterwarnings", f"ignore:{warning}")
+
+
 def start_shared_ray() -> None:
-    """Connect to the shared cluster, starting it where it is not running."""
+    """Connect to the shared cluster, starting it where it is not running; children find it by its address."""
     if not ray.is_initialized():
         ray.init(
+            address="local",
             num_cpus=CPUS,
             num_gpus=GPUS,
             resources={"NPU": NPUS},
@@ -42,9 +56,26 @@ def start_shared_ray() -> None:
             object_store_memory=OBJECT_STORE_BYTES,
             namespace="verl_ray_tests",
         )
+        os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
 
 
-def wait_until_free(timeout_s: float = 10.0, expected: dict[str, float] = ALL_FREE) -> dict[str, float]:
+def stop_ray() -> None:
+    """End the shared cluster; what starts Ray next starts a new one."""
+    ray.shutdown()
+    os.environ["RAY_ADDRESS"] = "local"
+
+
+def check_all_is_free(who: str) -> None:
+    """Fail where resources are still reserved, and end the cluster, so that one leak is one failure."""
+    if free_resources() != ALL_FREE:
+        # Pools that a test dropped are freed with their garbage.
+        gc.collect()
+    if (free := wait_until_free()) != ALL_FREE:
+        stop_ray()
+        pytest.fail(f"{who} left resources reserved: free are {free} of {ALL_FREE}")
+
+
+def wait_until_free(timeout_s: float = 30.0, expected: dict[str, float] = ALL_FREE) -> dict[str, float]:
     """The free CPUs, GPUs and NPUs, once as many as expected are free or the time is up."""
     deadline = time.monotonic() + timeout_s
     while (free := free_resources()) != expected and time.monotonic() < deadline:
@@ -72,26 +103,25 @@ def _wait_until_free_function() -> Callable[[], dict[str, float]]:
 def shared_ray() -> Iterator[None]:
     """The shared cluster, with everything free before and after the test."""
     start_shared_ray()
-    if free_resources() != ALL_FREE:
-        # Pools that an earlier test dropped are freed with their garbage.
-        gc.collect()
-    assert wait_until_free() == ALL_FREE, "an earlier test left resources reserved"
+    check_all_is_free("an earlier test")
     yield
-    assert wait_until_free() == ALL_FREE, "the test left resources reserved"
+    check_all_is_free("the test")
 
 
 @pytest.fixture(scope="module")
-def running_ray() -> None:
-    """The shared cluster, for groups that serve a whole module."""
+def running_ray() -> Iterator[None]:
+    """The shared cluster, for groups that serve a whole module, with everything free after it."""
     start_shared_ray()
+    yield
+    check_all_is_free("this module")
 
 
 @pytest.fixture(scope="module")
 def no_ray() -> Iterator[None]:
     """No Ray before and after, for modules that bring a cluster of their own."""
-    ray.shutdown()
+    stop_ray()
     yield
-    ray.shutdown()
+    stop_ray()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -118,4 +148,4 @@ def _classes_travel_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _end_ray() -> Iterator[None]:
     yield
-    ray.shutdown()
+    stop_ray()

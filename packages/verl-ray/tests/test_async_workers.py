@@ -67,7 +67,7 @@ def test_more_at_a_time_and_in_no_order_on_request(pool: RayResourcePool) -> Non
     with pytest.warns(MixedOrderWarning, match="slow"):
         started = RayWorkerGroup(pool, template)
     with started as interleaved:
-        interleaved.slow(5.0)
+        interleaved.slow(600.0)
         assert all("e" not in log for log in interleaved.step())
 
 
@@ -88,10 +88,8 @@ def test_a_call_can_be_awaited(group: RayWorkerGroup[Mixed]) -> None:
 def test_a_deadline_ends_a_running_async_method(group: RayWorkerGroup[Mixed]) -> None:
     group.step()
     with pytest.raises(CallTimeout):
-        group.slow.options(timeout_s=0.3, blocking=True)(60)
-    begin = time.monotonic()
-    assert group.step() == [["s", "step"]] * 2
-    assert time.monotonic() - begin < 20
+        group.slow.options(timeout_s=2.0, blocking=True)(600)
+    assert group.step.options(timeout_s=60)() == [["s", "step"]] * 2
 
 
 class Server(Worker):

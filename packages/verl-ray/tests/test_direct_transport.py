@@ -106,7 +106,7 @@ def batch(count: int, width: int = 1) -> DataProto:
 
 
 def nothing_kept(group: RayWorkerGroup[Direct]) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while any(group.kept()) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not any(group.kept())

@@ -109,12 +109,13 @@ def test_errors_come_first() -> None:
 
 
 def _doctor(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    ours = ("UV_RUN_RECURSION_DEPTH", "RAY_ADDRESS", "RAY_ENABLE_UV_RUN_RUNTIME_ENV")
+    ours = ("UV_RUN_RECURSION_DEPTH", "RAY_ENABLE_UV_RUN_RUNTIME_ENV")
     environ = {name: value for name, value in os.environ.items() if name not in ours} | variables
     command = [sys.executable, "-m", "verl_ray", "doctor", *arguments]
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.usefixtures("running_ray")
 def test_the_command_line_in_json_with_an_error() -> None:
     done = _doctor("--json", HIP_VISIBLE_DEVICES="1", CUDA_VISIBLE_DEVICES="0")
     report = json.loads(done.stdout)
@@ -124,6 +125,7 @@ def test_the_command_line_in_json_with_an_error() -> None:
     assert report["versions"]["ray"]
 
 
+@pytest.mark.usefixtures("running_ray")
 def test_the_command_line_warns_of_the_uv_hook() -> None:
     done = _doctor(UV_RUN_RECURSION_DEPTH="1")
     # This machine may have faults of its own, such as a small /dev/shm.

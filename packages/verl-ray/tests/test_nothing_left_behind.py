@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import ray
@@ -17,6 +18,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_ray"), pytest
 PROGRAM = """
 import signal
 import time
+from pathlib import Path
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -26,8 +28,9 @@ from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
 class Sleeper(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def sleep(self, seconds):
-        time.sleep(seconds)
+    def sleep(self, begun):
+        Path(begun).touch()
+        time.sleep(600)
 
 ray.init("auto", log_to_driver=False)
 pool = RayResourcePool([1], use_gpu=False, max_colocate_count=1)
@@ -38,14 +41,15 @@ print("up", flush=True)
 """
 
 
-def run(rest: str, *, interrupt: bool = False) -> subprocess.CompletedProcess[str]:
+def run(rest: str, *, interrupt_at: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", PROGRAM.format(rest=rest)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         try:
             assert program.stdout is not None
             first = program.stdout.readline()
-            if interrupt and first:
-                time.sleep(0.5)
+            if interrupt_at is not None:
+                while program.poll() is None and not interrupt_at.exists():
+                    time.sleep(0.05)
                 program.send_signal(signal.SIGINT)
             output, errors = program.communicate(timeout=60)
         finally:
@@ -66,7 +70,10 @@ def test_a_driver_that_just_ends(wait_until_free: Callable[[], dict[str, float]]
     assert wait_until_free()["CPU"] == all_cpus()
 
 
-def test_an_interrupt_in_the_middle_of_a_call(wait_until_free: Callable[[], dict[str, float]]) -> None:
-    done = run("with pool, group:\n    group.sleep(600)", interrupt=True)
+def test_an_interrupt_in_the_middle_of_a_call(
+    wait_until_free: Callable[[], dict[str, float]], tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    done = run(f"with pool, group:\n    group.sleep({str(begun)!r})", interrupt_at=begun)
     assert "KeyboardInterrupt" in done.stderr
     assert wait_until_free()["CPU"] == all_cpus()
