@@ -1,8 +1,6 @@
 # Ray must not start its workers with `uv run`: the environment is already the right one.
 export RAY_ENABLE_UV_RUN_RUNTIME_ENV := "0"
 
-packages := "verl-protocol verl-dispatch verl-ray"
-
 # List the recipes.
 default:
     @just --list
@@ -21,7 +19,11 @@ test *ARGS:
 
 # One package's suite with only that package's own dependencies: `just isolated verl-protocol`.
 isolated PACKAGE *ARGS:
-    uv run --isolated --package {{ PACKAGE }} --group test {{ ARGS }} pytest packages/{{ PACKAGE }}
+    uv run --isolated --package {{ PACKAGE }} --group test {{ ARGS }} pytest {{ if PACKAGE == "verl-examples" { "examples" } else { "packages" / PACKAGE } }}
+
+# Each package's suite beside the oldest releases of its siblings that its bounds admit.
+oldest-siblings:
+    uv run python tests/tools/oldest_siblings.py
 
 # Style and likely mistakes.
 lint:
@@ -46,7 +48,7 @@ check: lint types layers test
 # Build one wheel per package into dist/.
 wheels:
     rm -rf dist
-    for package in {{ packages }} verl-examples; do uv build --quiet --wheel --package $package --out-dir dist; done
+    uv build --quiet --all-packages --wheel --out-dir dist
     ls dist
 
 # Benchmarks of one layer (protocol, dispatch, ray) or of all: tables of medians and ratios.

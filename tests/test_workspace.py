@@ -1,8 +1,12 @@
 """Promises of the workspace that uv itself does not check."""
 
+import os
 import re
+import shutil
 import subprocess
+import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +33,11 @@ def sibling_requirements(member: Path) -> list[Requirement]:
     return [requirement for requirement in requirements if requirement.name in VERSIONS]
 
 
-def test_all_four_packages_are_members() -> None:
-    assert set(VERSIONS) == {"verl-protocol", "verl-dispatch", "verl-ray", "verl-examples"}
+def test_the_root_installs_every_member_from_the_workspace() -> None:
+    root = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert set(root["project"]["dependencies"]) == set(VERSIONS)
+    assert root["tool"]["uv"]["sources"] == {name: {"workspace": True} for name in VERSIONS}
+    assert {"verl-protocol", "verl-dispatch", "verl-ray", "verl-examples"} <= set(VERSIONS)
 
 
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
@@ -54,6 +61,43 @@ def test_each_package_is_complete(member: Path) -> None:
     for needed in ("README.md", "CHANGELOG.md", "tests", f"src/{module.name}/py.typed"):
         assert (member / needed).exists(), f"{member.name} lacks {needed}"
     assert str(VERSIONS[project(member)["name"]]) in (member / "CHANGELOG.md").read_text()
+    # A copy, for uv packs no link.
+    assert (member / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
+def test_metadata_say_what_it_is_and_whose(member: Path) -> None:
+    about = project(member)
+    needed = ("description", "readme", "license", "authors", "keywords", "classifiers", "urls")
+    assert [key for key in needed if not about.get(key)] == []
+    assert "Typing :: Typed" in about["classifiers"]
+    assert about["urls"]["Changelog"].endswith(f"/{member.relative_to(ROOT)}/CHANGELOG.md")
+
+
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
+def test_what_is_built_carries_the_licence_and_the_source_also_the_changelog(
+    member: Path, tmp_path: Path
+) -> None:
+    uv = os.environ.get("UV") or shutil.which("uv") or pytest.skip("uv is not there to build with")
+    # From the sdist, as an installer builds that finds no wheel.
+    subprocess.run([uv, "build", "--quiet", "--out-dir", str(tmp_path), str(member)], check=True)
+    licence = (ROOT / "LICENSE").read_bytes()
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
+        assert wheel.read(name) == licence
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as sdist:
+        folder = sdist.getnames()[0].partition("/")[0]
+        for file in ("LICENSE", "CHANGELOG.md"):
+            packed = sdist.extractfile(f"{folder}/{file}")
+            assert packed is not None
+            assert packed.read() == (member / file).read_bytes()
+
+
+def test_pre_commit_checks_what_just_lint_checks() -> None:
+    hooks = re.findall(r"^ +entry: (.*)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
+    recipe = re.search(r"^lint:\n((?:    .*\n)+)", (ROOT / "justfile").read_text(), re.MULTILINE)
+    assert recipe is not None
+    assert hooks == [line.strip() for line in recipe[1].splitlines()]
 
 
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
@@ -72,7 +116,7 @@ def test_files_speak_of_the_project_alone() -> None:
         f"{name}:{number}"
         for name in tracked
         if name != "uv.lock"
-        and (ROOT / name).suffix in {".py", ".md", ".toml", ".yml", ""}
+        and (ROOT / name).suffix in {".py", ".md", ".toml", ".yml", ".yaml", ""}
         and (ROOT / name).is_file()
         for number, line in enumerate((ROOT / name).read_text().splitlines(), 1)
         if machine_path.search(line)
