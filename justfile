@@ -23,7 +23,7 @@ isolated PACKAGE *ARGS:
 
 # Each package's suite beside the oldest releases of its siblings that its bounds admit.
 oldest-siblings:
-    uv run python tests/tools/oldest_siblings.py
+    uv run --isolated --only-group dev python tests/tools/oldest_siblings.py
 
 # Style and likely mistakes.
 lint:

@@ -119,7 +119,8 @@ def test_a_ray_without_an_option_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         request.options()
 
 
-def test_a_topology_takes_the_place_of_the_strategy() -> None:
+def test_a_topology_takes_the_place_of_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "placement_option_supported", lambda option: True)
     topology = {"ray.io/gpu-domain": "STRICT_PACK"}
     options = GroupRequest(2, {"CPU": 1}, "PACK", "name", topology_strategy=topology).options()
     assert options["topology_strategy"] == {"ray.io/node-id": "PACK", "ray.io/gpu-domain": "STRICT_PACK"}
