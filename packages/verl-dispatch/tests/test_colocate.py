@@ -91,6 +91,21 @@ def test_fused_roles_find_those_built_before_them() -> None:
         actor.get_fused_worker_by_name("reward")
 
 
+@pytest.mark.parametrize("name", ["rank", "process_group", "worker_dict", "call_role", "generate"])
+def test_a_fused_role_is_named_like_nothing_else_in_the_worker(name: str) -> None:
+    with pytest.raises(ValueError, match=f"role '{name}' cannot be an attribute of FusedWorker.*rename"):
+        create_colocated_worker_raw_cls({name: Actor})
+    create_colocated_worker_raw_cls({name: Actor}, fused=False)
+
+
+def test_a_class_derived_from_a_fused_one_may_not_hide_a_role() -> None:
+    fused: Any = create_colocated_worker_raw_cls({"actor": Actor})
+    with pytest.raises(ValueError, match="role 'actor' cannot be an attribute of Hiding"):
+
+        class Hiding(fused):  # type: ignore[misc]
+            def actor(self) -> None: ...
+
+
 def test_roles_that_are_not_fused_are_strangers() -> None:
     worker = built(create_colocated_worker_raw_cls({"actor": Actor, "critic": Critic}, fused=False))
     assert worker.role_worker("critic").sibling_at_start is None

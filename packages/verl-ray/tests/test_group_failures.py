@@ -228,6 +228,8 @@ def test_a_restart_brings_new_workers_in_the_same_places() -> None:
     def restore(group: RayWorkerGroup[Frail]) -> None:
         restored.append(group.generation)
         group.set_state(5)
+        if group.generation == 2:
+            raise KeyError("no checkpoint")
 
     with frail(2, on_restart=restore) as group:
         old, old_port = group.about(), group.master_port
@@ -254,6 +256,12 @@ def test_a_restart_brings_new_workers_in_the_same_places() -> None:
         ):
             with pytest.raises(WorkerGroupError, match="generation 0"):
                 refused()
+        with pytest.raises(KeyError, match="no checkpoint"):
+            group.restart()
+        with pytest.raises(WorkerGroupError, match="broken by an earlier failure in 'on_restart'"):
+            group.about()
+        group.restart()
+        assert [about[2] for about in group.about()] == [5, 5]
 
 
 def test_a_watch_tells_of_a_death_once_and_calls_are_refused() -> None:

@@ -77,6 +77,8 @@ def test_a_named_meeting_point_is_taken_as_it_is() -> None:
         ({"master_addr": "a", "master_port": 1, "master_port_range": (1, 2)}, "no range beside"),
         ({"master_addr": "a", "master_port": "http"}, "master_port is 'http'"),
         ({"master_addr": "a", "master_port": 0}, "1 to 65535"),
+        ({"master_addr": "a", "master_port": 29555.5}, "master_port is 29555.5"),
+        ({"master_port_range": (29000, 29100.5)}, "two port numbers"),
         ({"master_addr": "a", "master_port": 70000}, "1 to 65535"),
         ({"master_port_range": (5, 5)}, "first < stop"),
         ({"master_port_range": (0, 5)}, "first < stop"),

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import ray
 import torch
-from verl_dispatch import Dispatch, Worker, WorkerGroupError, make_nd_compute_dataproto_dispatch_fn, register
+from verl_dispatch import (
+    Dispatch,
+    LocalWorkerGroup,
+    Worker,
+    WorkerGroupError,
+    make_nd_compute_dataproto_dispatch_fn,
+    register,
+)
 from verl_protocol import DataProto
 from verl_ray import (
     RayClassWithInitArgs,
@@ -140,8 +147,12 @@ def test_only_the_parent_ends_its_workers(fused: RayWorkerGroup[Any]) -> None:
     assert len(view.b_c()) == 2
 
 
-def test_the_raw_class_names_its_roles() -> None:
-    assert create_colocated_worker_raw_cls(templates()).raw_cls_dict == {"a": Actor, "a_b": Critic}
+def test_the_raw_class_names_its_roles_and_runs_in_process_too() -> None:
+    raw = create_colocated_worker_raw_cls(templates())
+    assert raw.raw_cls_dict == {"a": Actor, "a_b": Critic}
+    with LocalWorkerGroup(raw, 2) as group:
+        assert [name for name, *_ in group.spawn(["a_b"])["a_b"].c()] == ["Critic.c"] * 2
+        assert group.execute_all_sync("call_role", "a", "critics_name") == ["Critic.c"] * 2
 
 
 def test_options_of_roles_are_joined_and_conflicts_named() -> None:

@@ -22,6 +22,9 @@ from verl_ray.wire.message import ONE_READER, Answer, Slot, open_message, prepar
 from verl_ray.worker.actor import ANY_METHOD, create_colocated_worker_cls, derive_actor_class, routes_of
 from verl_ray.worker.host import Host, WorkerReport, startup_times
 
+REMOTE: Any = ray.remote
+METHOD: Any = ray.method
+
 
 class Sample(Worker):
     seen: tuple[Any, ...]
@@ -47,8 +50,7 @@ class AsyncSample(Worker):
 
 
 def test_options_of_remote_are_kept_and_later_ones_win() -> None:
-    remote: Any = ray.remote
-    wrapped = remote(num_cpus=2, max_concurrency=3)(Sample)
+    wrapped = REMOTE(num_cpus=2, max_concurrency=3)(Sample)
     template: RayClassWithInitArgs[Any] = RayClassWithInitArgs(wrapped, "x")
     template.update_options({"num_cpus": 1})
     template.set_additional_resource({"disk": 1})
@@ -75,6 +77,27 @@ def test_async_classes_make_asyncio_actors_only_where_calls_may_interleave() -> 
 def test_only_classes_make_templates() -> None:
     with pytest.raises(TypeError, match="expected a worker class"):
         RayClassWithInitArgs(lambda: 1)
+
+
+class Grouped:
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def report(self) -> None: ...
+
+    METHOD(concurrency_group="io")(report)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: RayClassWithInitArgs(REMOTE(concurrency_groups={"io": 2})(AsyncSample)), "groups is"),
+        (lambda: RayClassWithInitArgs(AsyncSample).update_options({"concurrency_groups": {"a": 2}}), "is"),
+        (lambda: RayClassWithInitArgs(Grouped), "concurrency_group of Grouped.report is 'io'"),
+        (lambda: create_colocated_worker_cls({"a": RayClassWithInitArgs(Grouped)}), "Grouped.report"),
+    ],
+)
+def test_concurrency_groups_are_refused_when_the_template_is_made(make: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=rf"{named}.*max_concurrency"):
+        make()
 
 
 def test_the_actor_class_waits_and_keeps_its_name() -> None:

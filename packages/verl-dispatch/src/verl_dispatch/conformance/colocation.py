@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from verl_dispatch.conformance.backend import GroupCache
+from verl_dispatch.conformance.backend import Backend, GroupCache, end
 from verl_dispatch.conformance.batches import batch, ids_of
-from verl_dispatch.conformance.workers import RoleA, RoleAB
+from verl_dispatch.conformance.workers import BothRoles, RoleA, RoleAB
 from verl_dispatch.errors import WorkerGroupError
 
 ROLES: dict[str, type] = {"a": RoleA, "a_b": RoleAB}
@@ -66,6 +66,13 @@ class TestColocation:
 
     def test_fused_roles_call_each_other(self, fused: Any) -> None:
         assert fused.spawn({"a"})["a"].ask_sibling() == ["AB.c 0", "AB.c 1"]
+
+    def test_roles_are_attributes_of_the_fused_worker(self, backend: Backend) -> None:
+        group = backend.make_group(BothRoles, 2, word="both")
+        try:
+            assert group.both() == [("both", "A.b_c 0", "AB.c 0"), ("both", "A.b_c 1", "AB.c 1")]
+        finally:
+            end(group)
 
     def test_fuse_makes_roles_attributes(self, fused: Any) -> None:
         fused.fuse({"a", "a_b"})

@@ -13,6 +13,7 @@ from verl_dispatch.methods.decorator import register
 from verl_dispatch.methods.functions import collect_all_to_all, make_nd_compute_dataproto_dispatch_fn
 from verl_dispatch.modes import Dispatch, Execute
 from verl_dispatch.planning.plan import CallPlan
+from verl_dispatch.workers.roles import create_colocated_worker_raw_cls
 from verl_dispatch.workers.worker import Worker
 
 # --- custom modes: given as a dict, so that no registry is needed where the workers run -------------------
@@ -376,3 +377,18 @@ class RoleAB(Worker):
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("each"))
     def rows(self, data: DataProto) -> DataProto:
         return data
+
+
+_Fused: Any = create_colocated_worker_raw_cls({"a": RoleA, "a_b": RoleAB})
+
+
+class BothRoles(_Fused):  # type: ignore[misc]
+    """A fused worker that has its roles as attributes, and a constructor of its own."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__()
+        self.word = word
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def both(self) -> tuple[str, str, str]:
+        return self.word, self.a.b_c(), self.a_b.c()

@@ -39,11 +39,26 @@ class RoleSpec:
 
 
 class ColocatedWorker(Worker):
-    """One process that holds an instance of each role; made by `create_colocated_worker_raw_cls`."""
+    """One process that holds an instance of each role; made by `create_colocated_worker_raw_cls`.
+
+    Where the roles are fused, each is an attribute too: `self.critic.score(...)`.
+
+    Raises:
+        WorkerClassError: a role of a fused class is named like something else that the class has.
+    """
 
     role_specs: ClassVar[tuple[RoleSpec, ...]] = ()
     raw_cls_dict: ClassVar[dict[str, type]] = {}
     is_fused_worker: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        reserved = {*dir(cls), "fused_worker_dict", "worker_dict"}
+        if cls.is_fused_worker and (taken := sorted(reserved.intersection(cls.raw_cls_dict))):
+            raise WorkerClassError(
+                f"role {taken[0]!r} cannot be an attribute of {cls.__name__}, which has one of that name; "
+                "rename the role, or the attribute if it is yours"
+            )
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,6 +69,7 @@ class ColocatedWorker(Worker):
             self.worker_dict[spec.name] = worker
             if self.is_fused_worker:
                 siblings[spec.name] = worker
+                setattr(self, spec.name, worker)
 
     def _build_role(self, spec: RoleSpec, siblings: dict[str, Any]) -> Any:
         outer = current_site() or WorkerSite(self.rank_info)
@@ -103,10 +119,12 @@ def create_colocated_worker_raw_cls(
 
     Args:
         class_dict: role -> class, or object with `cls`, `args` and `kwargs` such as `ClassWithInitArgs`.
-        fused: the roles' objects share one `fused_worker_dict`, so that each can call the others.
+        fused: the roles' objects share one `fused_worker_dict`, so that each can call the others, and each is
+            an attribute of the instance.
 
     Raises:
-        WorkerClassError: `class_dict` is empty, or an entry is no class.
+        WorkerClassError: `class_dict` is empty, an entry is no class, or a fused role has a name that every
+            worker needs.
     """
     if not isinstance(class_dict, Mapping):
         raise bad_roles(class_dict, "a dict of role and class")

@@ -505,7 +505,11 @@ class RayWorkerGroup(WorkerSetGroup[GroupWorker]):
         self._worker_set.restart()
         self.forget_meshes()
         if self._on_restart is not None:
-            self._on_restart(self)
+            try:
+                self._on_restart(self)
+            except BaseException:
+                self._worker_set.mark_broken("on_restart", (), self.generation)
+                raise
 
     def shutdown(self) -> None:
         """End the workers and give the place on the pool back. Safe to call twice.

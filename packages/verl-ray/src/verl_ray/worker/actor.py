@@ -15,7 +15,7 @@ from verl_dispatch.methods.decorator import MAGIC_ATTR, register_options
 from verl_dispatch.workers import roles
 from verl_dispatch.workers.roles import ColocatedWorker, has_async_methods
 
-from verl_ray.errors import RestartsRefusedError, TransportRefusedError
+from verl_ray.errors import RestartsRefusedError, TransportRefusedError, UnsupportedOptionError
 from verl_ray.worker.environment import merge_runtime_env
 from verl_ray.worker.host import Host, hidden_async_methods, runner, runner_name
 
@@ -216,8 +216,6 @@ def _problem(
 
 P = ParamSpec("P")
 
-# What the group itself decides; `ray.remote` fills these in even where the user said nothing.
-_DROPPED = ("concurrency_groups",)
 _DIRECT = "enable_tensor_transport"
 
 
@@ -232,6 +230,7 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
 
     Raises:
         TypeError: `cls` is no class.
+        ValueError: `cls`, or a method of it, asks for concurrency groups.
 
     >>> class Greeter:
     ...     def __init__(self, name: str) -> None:
@@ -258,9 +257,15 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
         self._options: dict[str, Any] = {}
         self._additional_resource: dict[str, float] = {}
         self._actor_classes: dict[bool, Any] = {}
+        _refuse_concurrency_groups(self.user_class, getattr(cls, "_default_options", {}))
 
     def update_options(self, options: Mapping[str, Any]) -> None:
-        """Add options for the actors, the same as `ray.remote` takes; later ones win."""
+        """Add options for the actors, the same as `ray.remote` takes; later ones win.
+
+        Raises:
+            ValueError: concurrency groups.
+        """
+        _refuse_concurrency_groups(self.user_class, options)
         self._options.update(options)
 
     def set_additional_resource(self, additional_resource: Mapping[str, float]) -> None:
@@ -270,7 +275,9 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
     def user_options(self) -> dict[str, Any]:
         """The user's options: those of `ray.remote`, then `update_options`, then the additional resources."""
         options = {**getattr(self.cls, "_default_options", {}), **self._options}
-        options = {key: value for key, value in options.items() if key not in _DROPPED and value is not None}
+        # Ray itself puts its groups for system calls there.
+        options.pop("concurrency_groups", None)
+        options = {key: value for key, value in options.items() if value is not None}
         if self._additional_resource:
             options["resources"] = {**options.get("resources", {}), **self._additional_resource}
         return options
@@ -306,10 +313,9 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
         return ray.remote(derived)
 
     def constructor_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the set-up call passes to the constructor; for colocated roles their specifications."""
-        if issubclass(self.user_class, ColocatedWorker):
-            return (self.user_class.role_specs,), {}
-        return tuple(self.args), dict(self.kwargs)
+        """What the set-up call passes to the constructor; for colocated roles after their specifications."""
+        specs = (self.user_class.role_specs,) if issubclass(self.user_class, ColocatedWorker) else ()
+        return (*specs, *self.args), dict(self.kwargs)
 
     def remote(self, options: Mapping[str, Any]) -> Any:
         """Start one actor with these options and return its handle at once."""
@@ -317,6 +323,22 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_actor_classes": {}}
+
+
+def _refuse_concurrency_groups(user_class: type, options: Mapping[str, Any]) -> None:
+    own = [name for name in options.get("concurrency_groups") or () if not name.startswith("_ray_")]
+    asked = {"concurrency_groups": own} if own else {}
+    for cls in classes_of(user_class):
+        for name, method in inspect.getmembers(cls, inspect.isfunction):
+            group = getattr(method, "__ray_concurrency_group__", None)
+            asked |= {} if group is None else {f"concurrency_group of {cls.__name__}.{name}": group}
+    for argument, given in asked.items():
+        raise UnsupportedOptionError(
+            argument,
+            given,
+            "none: a worker runs the calls of its group one at a time, in the order sent; "
+            'update_options({"max_concurrency": n}) lets it run any n at a time',
+        )
 
 
 # --- Several roles in one process: one actor class out of several templates -------------------------------
@@ -349,7 +371,11 @@ def create_colocated_worker_cls(
 def create_colocated_worker_cls_fused(
     class_dict: Mapping[str, RayClassWithInitArgs[Any]],
 ) -> RayClassWithInitArgs[Any]:
-    """As `create_colocated_worker_cls`; besides, the roles of a process reach each other."""
+    """As `create_colocated_worker_cls`; besides, the roles of a process reach each other.
+
+    Raises:
+        WorkerClassError: a role is named like something that every worker needs.
+    """
     template = _template(class_dict, fused=True)
     template.fused_worker_used = True
     return template

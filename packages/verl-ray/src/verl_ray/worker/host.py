@@ -264,8 +264,8 @@ def _construct(host: Host, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     """Run `__new__` and `__init__` of the user's class on the object that has been waiting."""
     user_class = host._verl_user_class
     if issubclass(user_class, ColocatedWorker):
-        type(host).role_specs = args[0]  # type: ignore[attr-defined]
-        args = ()
+        type(host).role_specs, *rest = args  # type: ignore[attr-defined]
+        args = tuple(rest)
     make: Any = user_class.__new__
     if make is not object.__new__:
         vars(host).update(vars(make(type(host), *args, **kwargs)))

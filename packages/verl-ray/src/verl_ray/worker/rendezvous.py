@@ -8,6 +8,7 @@ which lets torch.distributed (it sets the same flag) listen on the port while al
 from __future__ import annotations
 
 import ipaddress
+import operator
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -145,7 +146,7 @@ class RendezvousRequest:
             return range(1)
         expected = "two port numbers (first, stop) with first < stop, stop excluded"
         try:
-            first, stop = (int(number) for number in self.master_port_range)
+            first, stop = map(_whole_number, self.master_port_range)
         except (TypeError, ValueError):
             raise RendezvousError("master_port_range", self.master_port_range, expected) from None
         if not 1 <= first < stop <= 65536:
@@ -156,12 +157,17 @@ class RendezvousRequest:
 def _port_number(argument: str, given: int | str) -> int:
     expected = "a port number from 1 to 65535"
     try:
-        port = int(given)
+        port = _whole_number(given)
     except (TypeError, ValueError):
         raise RendezvousError(argument, given, expected) from None
     if isinstance(given, bool) or not 1 <= port <= 65535:
         raise RendezvousError(argument, given, expected)
     return port
+
+
+def _whole_number(given: int | str) -> int:
+    # int() alone would cut off the fraction of a float.
+    return int(given) if isinstance(given, str) else operator.index(given)
 
 
 class HeldRendezvous:
