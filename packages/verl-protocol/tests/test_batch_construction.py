@@ -85,17 +85,91 @@ def test_the_plain_constructor_takes_its_containers_as_they_are() -> None:
     assert data.meta_info is meta
 
 
+def untyped(value: Any) -> Any:
+    """What a program without type checks might hand in."""
+    return value
+
+
+def written_by_item(data: DataProto, value: Any) -> None:
+    data.non_tensor_batch["t"] = value
+
+
+def written_by_update(data: DataProto, value: Any) -> None:
+    data.non_tensor_batch.update(t=value)
+
+
+def written_by_default(data: DataProto, value: Any) -> None:
+    data.non_tensor_batch.setdefault("t", value)
+
+
+def written_by_union(data: DataProto, value: Any) -> None:
+    data.non_tensor_batch |= {"t": value}
+
+
+def written_whole(data: DataProto, value: Any) -> None:
+    data.non_tensor_batch = {**data.non_tensor_batch, "t": value}
+
+
+WRITERS = [written_by_item, written_by_update, written_by_default, written_by_union, written_whole]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize(
+    "value", [[0.1, 0.2, 0.3], (0.1, 0.2, 0.3), range(3), ["a", "b", "c"], [[1], [2], [3]]], ids=str
+)
+def test_a_list_that_is_written_is_a_column(write: Callable[[DataProto, Any], None], value: Any) -> None:
+    data = DataProto.from_dict({"a": torch.arange(3)})
+    write(data, value)
+    column = data.non_tensor_batch["t"]
+    assert column.dtype == object
+    assert (column.shape, column.tolist()) == ((3,), list(value))
+    assert data == DataProto.from_dict({"a": torch.arange(3)}, {"t": value})
+    assert DataProto.concat([data, data[[0]]]).column("t").tolist() == [*value, value[0]]
+    assert DataProto.from_tensordict(data.to_tensordict()) == data
+
+
+def test_a_list_in_the_dict_that_a_batch_was_made_of_is_a_column() -> None:
+    columns: Any = {"s": ["x", "y"]}
+    data = DataProto(None, columns)
+    assert data.non_tensor_batch["s"].tolist() == ["x", "y"]
+    columns["t"] = (1, 2)
+    assert data.repeat(2).column("t").tolist() == [1, 1, 2, 2]
+    assert data.non_tensor_batch is columns
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_list_of_other_rows_is_named(write: Callable[[DataProto, Any], None]) -> None:
+    data = DataProto.from_dict({"a": torch.arange(3)})
+    write(data, [1, 2])
+    with pytest.raises(ValueError, match="'batch' has 3, 't' has 2"):
+        data.repeat(2)
+
+
+def test_tensors_in_a_dict_are_a_batch() -> None:
+    data = DataProto.from_dict({"a": torch.arange(4), "b": torch.zeros(4, 2)}, {"s": list("wxyz")}, {"k": 1})
+    data.batch = {key: column[:-1] for key, column in data.batch.items()}
+    assert isinstance(data.batch, TensorDict)
+    assert (data.batch["a"].tolist(), data.batch.batch_size) == ([0, 1, 2], (3,))
+    with pytest.raises(ValueError, match="'batch' has 3, 's' has 4"):
+        data.repeat(2)
+    data.non_tensor_batch["s"] = data.non_tensor_batch["s"][:-1]
+    assert data == DataProto(
+        {"a": torch.arange(3), "b": torch.zeros(3, 2)}, {"s": untyped(list("wxy"))}, {"k": 1}
+    )
+    with pytest.raises(ValueError, match="'a' has 1, 'b' has 2"):
+        data.batch = {"a": torch.ones(1), "b": torch.ones(2)}
+    assert len(data) == 3
+    data.batch = {}
+    assert len(data) == 3
+    assert not data.tensors()
+
+
 def test_none_means_no_entries() -> None:
     data = DataProto(batch=None, non_tensor_batch=None, meta_info=None)
     found: tuple[Any, ...] = (data.batch, data.non_tensor_batch, data.meta_info)
     assert found == (None, {}, {})
     assert len(data) == 0
     assert not data.is_padding_enabled()
-
-
-def untyped(value: Any) -> Any:
-    """What a program without type checks might hand in."""
-    return value
 
 
 REFUSED: list[tuple[str, Callable[[], object], type[Exception], str]] = [
@@ -157,8 +231,30 @@ REFUSED: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         ValueError,
         r"batch_size \[2, 3\]",
     ),
-    ("a dict for batch", lambda: DataProto({"a": torch.zeros(2)}), TypeError, "from_dict takes dicts"),  # type: ignore[arg-type]
-    ("a list as column", lambda: DataProto(None, {"s": [1, 2]}), TypeError, "'s'.*must be an array"),  # type: ignore[dict-item]
+    (
+        "a list for batch",
+        lambda: DataProto(untyped([torch.zeros(2)])),
+        TypeError,
+        "a dict of tensors or None, got list",
+    ),
+    (
+        "a dict of lists for batch",
+        lambda: DataProto(untyped({"a": [1, 2]})),
+        TypeError,
+        "'a'.*must be a torch.Tensor",
+    ),
+    (
+        "a dict of different rows",
+        lambda: DataProto({"a": torch.ones(2), "b": torch.ones(3)}),
+        ValueError,
+        "'b' has 3",
+    ),
+    (
+        "a string as column",
+        lambda: DataProto(None, untyped({"s": "ab"})),
+        TypeError,
+        "'s'.*wrap it in a list",
+    ),
     (
         "strided nested",
         lambda: DataProto.from_dict({"x": torch.nested.nested_tensor([torch.ones(1)], layout=torch.strided)}),

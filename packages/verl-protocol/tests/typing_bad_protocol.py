@@ -11,11 +11,11 @@ from verl_protocol import DataProto, DataProtoConfig, pad_dataproto_to_divisor, 
 
 
 def mistakes(data: DataProto) -> None:
-    DataProto({"a": torch.zeros(2)})  # type: ignore[arg-type]
+    DataProto({"a": [1, 2]})  # type: ignore[dict-item]
     DataProto.from_dict(tensors={"a": [1, 2]})  # type: ignore[dict-item]
     DataProto.from_dict(non_tensors={"a": torch.zeros(2)})  # type: ignore[dict-item]
     DataProto.from_dict(unknown=1)  # type: ignore[call-arg]
-    data.batch = {"a": torch.zeros(2)}  # type: ignore[assignment]
+    data.batch = [torch.zeros(2)]  # type: ignore[assignment]
     data[1.5]  # type: ignore[call-overload]
     data.chunk("2")  # type: ignore[arg-type]
     data.chunk(2).pop("a")  # type: ignore[arg-type]

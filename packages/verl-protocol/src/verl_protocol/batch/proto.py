@@ -39,14 +39,16 @@ class DataProto(BatchJoining):
     them.
 
     Attributes:
-        batch: the tensor columns, dense or jagged, with one batch dimension; None if there are none.
-        non_tensor_batch: numpy columns, one entry per row along their first axis.
+        batch: the tensor columns, dense or jagged, with one batch dimension; None if there are none. A dict
+            of tensors that is assigned becomes a TensorDict.
+        non_tensor_batch: numpy columns, one entry per row along their first axis. A list that is put there
+            becomes a column of its very objects.
         meta_info: facts about the batch as a whole; `metrics` in it stays per part.
 
     Raises:
         RowCountError: columns have different numbers of rows.
         KeyConflictError: a tensor and a non-tensor column have the same key.
-        ColumnError: a non-tensor column is no array.
+        ColumnError: a non-tensor column is neither an array nor a list.
 
     >>> data = DataProto.from_dict(tensors={"a": torch.arange(4)}, non_tensors={"s": list("wxyz")})
     >>> len(data), data[1:3].batch["a"].tolist(), data[[3, 0]].non_tensor_batch["s"].tolist()
@@ -59,7 +61,7 @@ class DataProto(BatchJoining):
 
     def __init__(
         self,
-        batch: TensorDict | None = None,
+        batch: TensorDict | Mapping[str, torch.Tensor] | None = None,
         non_tensor_batch: dict[str, NDArray[Any]] | None = None,
         meta_info: dict[str, Any] | None = None,
     ) -> None:
@@ -82,9 +84,7 @@ class DataProto(BatchJoining):
         if held is not None and len(held.batch_size) != 1:
             raise convert.batch_dims(f"batch_size {list(held.batch_size)}")
         for key, column in self.non_tensor_batch.items():
-            if checks.array_column(key, column) is not column:
-                reason = "a non-tensor column must be an array; from_dict takes lists"
-                raise checks.no_column(key, column, reason)
+            checks.array_column(key, column)
         tensors = checks.tensor_columns(self._held()) if held is None else self._held()
         known = self._row_count() if self._has_batch() else None
         checks.check_columns(tensors, self.non_tensor_batch, known)

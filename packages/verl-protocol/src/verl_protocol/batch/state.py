@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from verl_protocol.arguments import mapping
 from verl_protocol.batch.metadata import copy_meta
 from verl_protocol.columns import ops
-from verl_protocol.columns.checks import no_column
+from verl_protocol.columns.checks import array_column, check_columns, no_column, tensor_columns
 from verl_protocol.columns.index import RowIndex
 from verl_protocol.columns.reading import ColumnsOnDemand, held_in, read_all
 from verl_protocol.columns.remote import RemoteColumn
@@ -60,8 +60,27 @@ class BatchField:
         # dataclass reads the default value of the field from the class: no batch.
         return None if instance is None else instance._read_batch()
 
-    def __set__(self, instance: BatchState, value: TensorDict | None) -> None:
+    def __set__(self, instance: BatchState, value: TensorDict | Mapping[str, Any] | None) -> None:
         instance._write_batch(value)
+
+
+class ArraysField:
+    """The `non_tensor_batch` attribute: a list that a user has put into the dict is a column when read."""
+
+    _ARRAYS = frozenset([np.ndarray])
+
+    def __get__(self, instance: BatchState | None, owner: type) -> Any:
+        if instance is None:
+            return self
+        held = instance.__dict__["non_tensor_batch"]
+        if not self._ARRAYS.issuperset(map(type, held.values())) and instance._row_dims:
+            for key, column in held.items():
+                if isinstance(column, Sequence) and not isinstance(column, (str, bytes)):
+                    held[key] = array_column(key, column)
+        return held
+
+    def __set__(self, instance: BatchState, value: Any) -> None:
+        instance.__dict__["non_tensor_batch"] = value
 
 
 class BatchState(Composite):
@@ -76,8 +95,11 @@ class BatchState(Composite):
     _device: torch.device | None = None
     _auto_padding: bool = False
     _pad_mask: torch.Tensor | None = None
-    non_tensor_batch: dict[str, NDArray[Any]]
     meta_info: dict[str, Any]
+    if TYPE_CHECKING:
+        non_tensor_batch: dict[str, NDArray[Any]]
+    else:
+        non_tensor_batch = ArraysField()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _DICTS and not isinstance(value, dict):
@@ -104,11 +126,14 @@ class BatchState(Composite):
         if isinstance(value, Columns):
             self._set_columns(value.tensors, value.num_rows, value.device)
             return
-        if value is not None and not is_tensordict(value):
+        is_built = value is None or is_tensordict(value)
+        if not is_built and isinstance(value, Mapping) and self._row_dims:
+            tensors = tensor_columns(value)
+            self._set_columns(tensors or None, check_columns(tensors, {}), None)
+            return
+        if not is_built:
             given = type(value).__name__
-            raise InvalidTypeError(
-                f"batch must be a TensorDict or None, got {given}; DataProto.from_dict takes dicts"
-            )
+            raise InvalidTypeError(f"batch must be a TensorDict, a dict of tensors or None, got {given}")
         self.__dict__.pop("_tensordict", None)
         self._tensors, self._built_here = None, False
         if value is not None:
@@ -155,7 +180,7 @@ class BatchState(Composite):
         count = self._row_count()
         for key, column in self.non_tensor_batch.items():
             if not isinstance(column, np.ndarray):
-                raise no_column(key, column, "a non-tensor column must be an array")
+                raise no_column(key, column, "a non-tensor column is an array or a list")
             if len(column) != count:
                 others = "batch" if self._has_batch() else "the others"
                 raise RowCountError(different_row_counts({others: count, key: len(column)}))
