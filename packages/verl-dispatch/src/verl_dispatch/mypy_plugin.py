@@ -163,6 +163,7 @@ def _bound(
 ) -> CallableType:
     """A callable with adapted parameters, whose other attributes are those of the group's method object."""
     takes, gives, gives_later = _arguments_as(mode, {MODE})
+    signature = signature.with_unpacked_kwargs().with_normalized_var_args()
     answer = _awaited(signature.ret_type)
     arguments = [
         form.accept(_Filled(argument, answer, ref))
