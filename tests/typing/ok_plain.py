@@ -79,7 +79,7 @@ def batches(
     assert_type(group.call(Trainer.update_actor, rollouts), DataProto)
     assert_type(group.call(Trainer.update_actor, Broadcast(rollouts)), DataProto)
     assert_type(group.call(Trainer.generate, batch), Rollouts)
-    assert_type(group.call(Trainer.generate_async, batch, 0.5), DataProto)
+    assert_type(group.call(Trainer.generate_async, batch, Broadcast(0.5)), DataProto)
     assert_type(group.call(Trainer.compare, rollouts, batch), Rollouts)
     assert_type(group.call(Trainer.values_of, td), TensorDict)
     assert_type(group.call(Trainer.losses, batch), list[dict[str, float]])

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, Self, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Never,
+    Protocol,
+    Self,
+    SupportsIndex,
+    TypeAlias,
+    TypeVar,
+)
 
 from verl_protocol.errors import InvalidValueError
 
 from verl_dispatch.errors import UnknownMemberError
 
 if TYPE_CHECKING:
-    from tensordict import TensorDictBase
-    from verl_protocol.batch.proto import DataProto
     from verl_protocol.futures.future import DataProtoFuture
 
 
@@ -238,10 +247,15 @@ else:
     class ExecuteBase: ...
 
 
+A = TypeVar("A")
 X_co = TypeVar("X_co", covariant=True)
-Takes = TypeVar("Takes")
-Gives = TypeVar("Gives")
-GivesLater = TypeVar("GivesLater")
+X_contra = TypeVar("X_contra", contravariant=True)
+Takes_co = TypeVar("Takes_co", covariant=True)
+Gives_co = TypeVar("Gives_co", covariant=True)
+GivesLater_co = TypeVar("GivesLater_co", covariant=True)
+Form_co = TypeVar("Form_co", covariant=True)
+Rest_co = TypeVar("Rest_co", covariant=True)
+Named_co = TypeVar("Named_co", covariant=True)
 
 
 class Arg:
@@ -256,16 +270,89 @@ class Ref(Generic[X_co]):
     """Stands for one worker's pending answer: an ObjectRef on Ray, a Future in-process."""
 
 
-class Batch(Generic[X_co]):
-    """Stands for that part of a type that is a batch of rows; what has none can only be broadcast."""
-
-    kinds: ClassVar[DataProto | TensorDictBase | DataProtoFuture[Any]]
+# --- What a caller gives for a parameter of type A --------------------------------------------------------
 
 
-class Mode(DispatchBase, Generic[Takes, Gives, GivesLater]):
+class ListOrTuple(Protocol[X_co]):
+    """A list or a tuple, covariant in its entries, and no other sequence."""
+
+    # A str holds only strs, a range cannot be multiplied, an array or deque not by all that is an index.
+    def __contains__(self, key: object, /) -> bool: ...
+    def __iter__(self) -> Iterator[X_co]: ...
+    def __mul__(self, value: SupportsIndex, /) -> Sequence[X_co]: ...
+
+
+class Batch(Protocol[X_co]):
+    """A batch of rows that is an X: a DataProto, or a DataProtoFuture where X is one itself."""
+
+    def chunk(self, chunks: int, /) -> Sequence[X_co]: ...
+    @staticmethod
+    def concat(data: Any, /) -> Any: ...
+
+
+class TensorBatch(Protocol[X_co]):
+    """A TensorDict that is an X, said without tensordict: its older releases have no types."""
+
+    @property
+    def batch_size(self) -> Any: ...
+    def contiguous(self) -> X_co: ...
+
+
+OfRows: TypeAlias = "Batch[A] | TensorBatch[A] | DataProtoFuture[A] | Broadcast[A | DataProtoFuture[A]]"
+OfWorkers: TypeAlias = "ListOrTuple[A] | Broadcast[A | DataProtoFuture[A]]"
+OfEither: TypeAlias = "ListOrTuple[A] | OfRows[A]"
+OfRanks: TypeAlias = "Mapping[int, A] | OfWorkers[A]"
+
+# The same for the placeholder. A future of a single value stands where a worker gets that value.
+Whole: TypeAlias = "Arg | Ref[Arg] | DataProtoFuture[Arg] | Broadcast[Arg | DataProtoFuture[Arg]]"
+ForRows: TypeAlias = "OfRows[Arg]"
+ForWorkers: TypeAlias = "ListOrTuple[Arg | Ref[Arg]] | Broadcast[Arg | DataProtoFuture[Arg]]"
+ForEither: TypeAlias = "ListOrTuple[Arg | Ref[Arg]] | OfRows[Arg]"
+ForRanks: TypeAlias = "Mapping[int, Arg | Ref[Arg]] | ForWorkers"
+ForFunctionAndRows: TypeAlias = "tuple[Arg, OfRows[Arg]]"
+
+
+class Rest(Protocol[X_contra]):
+    """Any number of arguments of one type."""
+
+    def __call__(self, *args: X_contra, **kwargs: X_contra) -> Any: ...
+
+
+class Named(Protocol[X_contra]):
+    """Any number of named arguments of one type."""
+
+    def __call__(self, **kwargs: X_contra) -> Any: ...
+
+
+class RestAfterFunction(Protocol):
+    """A function, then any number of batches."""
+
+    def __call__(self, function: Any, /, *args: OfRows[Any], **kwargs: OfRows[Any]) -> Any: ...
+
+
+class Per(Generic[Form_co, Rest_co, Named_co]):
+    """What a mode takes for each parameter; and what any arguments, and any named ones, have to be."""
+
+
+class PerWorker(Per["ForWorkers", "Rest[OfWorkers[Any]]", "Named[OfWorkers[Any]]"]): ...
+
+
+class PerRow(Per["ForRows", "Rest[OfRows[Any]]", "Named[OfRows[Any]]"]): ...
+
+
+class PerWorkerOrRow(Per["ForEither", "Rest[OfEither[Any]]", "Named[OfEither[Any]]"]): ...
+
+
+class PerRank(Per["ForRanks", "Rest[OfRanks[Any]]", "Named[OfRanks[Any]]"]): ...
+
+
+class FunctionThenRows(Per["ForFunctionAndRows", "RestAfterFunction", "Named[OfRows[Any]]"]): ...
+
+
+class Mode(DispatchBase, Generic[Takes_co, Gives_co, GivesLater_co]):
     """The static type of a dispatch mode.
 
-    A tuple as `Takes` types the parameters in turn, its last item all that follow. A mode whose result
+    A tuple as what it takes types the parameters in turn, its last item all that follow. A mode whose result
     follows the form of its arguments lists these forms, modes themselves, as a tuple type in `forms`.
 
     Example:
@@ -274,53 +361,44 @@ class Mode(DispatchBase, Generic[Takes, Gives, GivesLater]):
     """
 
 
-Whole: TypeAlias = "Arg | Ref[Arg] | DataProtoFuture[Batch[Arg]] | Broadcast[Arg]"
-Rows: TypeAlias = "Batch[Arg] | DataProtoFuture[Batch[Arg]] | Broadcast[Arg]"
-PerWorker: TypeAlias = "Sequence[Arg | Ref[Arg]] | Broadcast[Arg]"
-PerWorkerOrRows: TypeAlias = (
-    "Sequence[Arg | Ref[Arg]] | Batch[Arg] | DataProtoFuture[Batch[Arg]] | Broadcast[Arg]"
-)
-ByRank: TypeAlias = "Mapping[int, Arg | Ref[Arg]] | Sequence[Arg | Ref[Arg]] | Broadcast[Arg]"
+class RankZero(Mode["Whole", Res, Ref[Res]]): ...
 
 
-class RankZero(Mode[Whole, Res, Ref[Res]]): ...
+class OneToAll(Mode["Whole", list[Res], list[Ref[Res]]]): ...
 
 
-class OneToAll(Mode[Whole, list[Res], list[Ref[Res]]]): ...
-
-
-class AllToAll(Mode[PerWorkerOrRows, list[Res], list[Ref[Res]]]): ...
+class AllToAll(Mode[PerWorkerOrRow, list[Res], list[Ref[Res]]]): ...
 
 
 class DpCompute(Mode[PerWorker, list[Res], list[Ref[Res]]]): ...
 
 
-class DpComputeProto(Mode[Rows, Res, "DataProtoFuture[Res]"]): ...
+class DpComputeProto(Mode[PerRow, Res, "DataProtoFuture[Res]"]): ...
 
 
-class DpComputeProtoWithFunc(Mode["tuple[Arg, Rows]", Res, "DataProtoFuture[Res]"]): ...
+class DpComputeProtoWithFunc(Mode[FunctionThenRows, Res, "DataProtoFuture[Res]"]): ...
 
 
-class DpComputeMetric(Mode[Rows, list[Res], list[Ref[Res]]]): ...
+class DpComputeMetric(Mode[PerRow, list[Res], list[Ref[Res]]]): ...
 
 
 class OneToOneByPlace(Mode[PerWorker, list[Res], list[Ref[Res]]]): ...
 
 
-class OneToOneByRank(Mode[ByRank, dict[int, Res], dict[int, Ref[Res]]]): ...
+class OneToOneByRank(Mode[PerRank, dict[int, Res], dict[int, Ref[Res]]]): ...
 
 
-class OneToOne(Mode[ByRank, dict[int, Res] | list[Res], dict[int, Ref[Res]] | list[Ref[Res]]]):
+class OneToOne(Mode[PerRank, dict[int, Res] | list[Res], dict[int, Ref[Res]] | list[Ref[Res]]]):
     forms: ClassVar[tuple[OneToOneByPlace, OneToOneByRank]]
 
 
-class SomeRanks(Mode[Whole, dict[int, Res], dict[int, Ref[Res]]]): ...
+class SomeRanks(Mode["Whole", dict[int, Res], dict[int, Ref[Res]]]): ...
 
 
 class DirectRollout(Mode[Never, Never, Never]): ...
 
 
-class NdBatches(Mode[Rows, Res, "DataProtoFuture[Res]"]):
+class NdBatches(Mode[PerRow, Res, "DataProtoFuture[Res]"]):
     # At run time this mode is a dict.
     def __getitem__(self, key: str, /) -> Callable[..., Any]:
         raise NotImplementedError
@@ -330,15 +408,8 @@ class NdBatches(Mode[Rows, Res, "DataProtoFuture[Res]"]):
 
 
 WholeMode: TypeAlias = RankZero | OneToAll | AllToAll
-SplittingMode: TypeAlias = (
-    DpCompute
-    | DpComputeProto
-    | DpComputeProtoWithFunc
-    | DpComputeMetric
-    | OneToOne
-    | DirectRollout
-    | NdBatches
-)
+BatchMode: TypeAlias = DpComputeProto | DpComputeProtoWithFunc | NdBatches
+SplittingMode: TypeAlias = BatchMode | DpCompute | DpComputeMetric | OneToOne | DirectRollout
 
 
 class ExecuteAll(ExecuteBase): ...

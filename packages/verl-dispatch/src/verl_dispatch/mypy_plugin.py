@@ -13,41 +13,46 @@ from functools import partial
 from typing import Final, cast
 
 from mypy.checker import TypeChecker
+from mypy.erasetype import erase_typevars
 from mypy.errorcodes import ATTR_DEFINED
 from mypy.expandtype import expand_type_by_instance
 from mypy.maptype import map_instance_to_supertype
-from mypy.nodes import ARG_POS, TypeInfo
-from mypy.plugin import AttributeContext, MethodSigContext, Plugin
-from mypy.subtypes import is_subtype
+from mypy.nodes import TypeInfo
+from mypy.plugin import AttributeContext, MethodContext, Plugin
 from mypy.type_visitor import TypeTranslator
-from mypy.typeops import bind_self, make_simplified_union
+from mypy.typeops import get_all_type_vars, make_simplified_union
 from mypy.types import (
     AnyType,
     CallableType,
-    FunctionLike,
     Instance,
     LiteralType,
     Overloaded,
     Parameters,
+    ParamSpecType,
     ProperType,
     TupleType,
     Type,
     TypeAliasType,
     TypeOfAny,
+    TypeType,
     TypeVarType,
     UninhabitedType,
     UnionType,
+    UnpackType,
     get_proper_type,
 )
 
 GROUPS: Final = {"verl_dispatch.groups.group.WorkerGroup", "verl_dispatch.groups.group.MethodNames"}
-DECORATOR: Final = "verl_dispatch.methods.static.Decorator"
 REGISTERED: Final = "verl_dispatch.methods.static.Registered"
+METHOD: Final = "verl_dispatch.methods.static.Method"
+ROLES: Final = "verl_dispatch.workers.roles.ColocatedWorker"
 MODE: Final = "verl_dispatch.modes.Mode"
 ARG: Final = "verl_dispatch.modes.Arg"
 RES: Final = "verl_dispatch.modes.Res"
 REF: Final = "verl_dispatch.modes.Ref"
-BATCH: Final = "verl_dispatch.modes.Batch"
+PER: Final = "verl_dispatch.modes.Per"
+FUTURE: Final = "verl_protocol.futures.future.DataProtoFuture"
+ROWS: Final = {"verl_dispatch.modes.Batch", "verl_dispatch.modes.TensorBatch", FUTURE}
 
 
 def plugin(version: str) -> type[Plugin]:
@@ -56,30 +61,16 @@ def plugin(version: str) -> type[Plugin]:
 
 
 class GroupPlugin(Plugin):
-    """Hooks the attributes that a group has through `__getattr__`, its workers' methods, and `@register`."""
+    """Hooks the attributes that a group has through `__getattr__`, and `WorkerClass.method`."""
 
     def get_attribute_hook(self, fullname: str) -> Callable[[AttributeContext], Type] | None:
         """The hook for `fullname`, the class that defines `__getattr__` and the attribute's name."""
         owner, _, name = fullname.rpartition(".")
         return partial(attribute_of_group, name) if owner in GROUPS else None
 
-    def get_method_signature_hook(self, fullname: str) -> Callable[[MethodSigContext], FunctionLike] | None:
-        """The hook for applying what `register(...)` returned."""
-        return decorator_signature if fullname == f"{DECORATOR}.__call__" else None
-
-
-def decorator_signature(ctx: MethodSigContext) -> CallableType:
-    """Accepts methods with `**kwargs`, of which mypy says that a caller could name `self` among them."""
-    signature = ctx.default_signature
-    function = get_proper_type(ctx.api.get_expression_type(ctx.args[0][0])) if ctx.args[0] else None
-    result = get_proper_type(signature.ret_type)
-    if not (isinstance(function, CallableType) and isinstance(result, Instance)):
-        return signature
-    if not (function.is_kw_arg and function.arg_kinds[0] == ARG_POS):
-        return signature
-    bound = bind_self(function)
-    solved = result.copy_modified(args=[function.arg_types[0], bound, *result.args[2:]])
-    return signature.copy_modified(arg_types=[function], ret_type=solved, variables=[])
+    def get_method_hook(self, fullname: str) -> Callable[[MethodContext], Type] | None:
+        """The hook for reading a registered method as an attribute."""
+        return attribute_of_worker if fullname == f"{REGISTERED}.__get__" else None
 
 
 def attribute_of_group(name: str, ctx: AttributeContext) -> Type:
@@ -88,6 +79,31 @@ def attribute_of_group(name: str, ctx: AttributeContext) -> Type:
     if ctx.is_lvalue or not groups:
         return ctx.default_attr_type
     return make_simplified_union([_worker_method(name, group, ctx) for group in groups])
+
+
+def attribute_of_worker(ctx: MethodContext) -> Type:
+    """The type of `WorkerClass.name`, for `group.call` and `group.on`: the parameters of all signatures."""
+    method, default = ctx.type, get_proper_type(ctx.default_return_type)
+    owner = get_proper_type(ctx.arg_types[1][0])
+    if not (isinstance(method, Instance) and isinstance(default, Instance) and isinstance(owner, TypeType)):
+        return ctx.default_return_type
+    if default.type.fullname != METHOD:
+        return ctx.default_return_type
+    # A type has no variables of its own: those of the method, and of a `Base` that is generic, are Any here.
+    variables = list(owner.item.type.defn.type_vars) if isinstance(owner.item, Instance) else []
+    signature = get_proper_type(method.args[1])
+    if isinstance(signature, CallableType):
+        variables += signature.variables
+        signature = signature.copy_modified(variables=[])
+    method = method.copy_modified(args=[method.args[0], signature, *method.args[2:]])
+    erased = erase_typevars(method, {variable.id for variable in variables})
+    worker, signature, mode, blocking = map(get_proper_type, cast(Instance, erased).args)
+    forms = _forms(mode)
+    if not (forms and isinstance(signature, CallableType)):
+        return default.copy_modified(args=[worker, *default.args[1:]])
+    call = _GroupCall(forms[0], signature, None)
+    gives = [AnyType(TypeOfAny.explicit)] * 2 if forms[1:] else [call.gives, call.gives_later]
+    return default.copy_modified(args=[worker, call.parameters, call.answer, *gives, blocking])
 
 
 def _instances(typ: Type) -> Iterator[Instance]:
@@ -110,7 +126,7 @@ def _worker_method(name: str, group: Instance, ctx: AttributeContext) -> Type:
         return ctx.default_attr_type
     owner = next((base for base in worker.type.mro if name in base.names), None)
     _depend_on(owner or worker.type, name, ctx)
-    if owner is None and worker.type.fallback_to_any:
+    if owner is None and (worker.type.fallback_to_any or worker.type.has_base(ROLES)):
         return ctx.default_attr_type
     if owner is None:
         return _unknown(name, group, worker, ctx)
@@ -134,11 +150,10 @@ def _on_group(name: str, group: Instance, method: Instance, ref: ProperType, ctx
         return ctx.default_attr_type
     if isinstance(_arguments_as(forms[0], {MODE})[0], UninhabitedType):
         return _failed(f'"{name}" cannot be called on a group, only on a worker', ctx)
-    name = f"{name} of {group.type.name}"
-    bound = [_bound(name, form, signature, ref, blocking, shape) for form in forms]
-    if len(bound) == 1:
-        return bound[0]
-    return Overloaded([form.copy_modified(fallback=bound[0].fallback) for form in bound[1:]])
+    calls = [_GroupCall(form, signature, ref) for form in forms[1:] or forms]
+    fallback = shape.copy_modified(args=calls[0].arguments_of_method(blocking))
+    bound = [call.bound(f"{name} of {group.type.name}", blocking, fallback) for call in calls]
+    return bound[0] if len(bound) == 1 else Overloaded(bound)
 
 
 def _method_object(group: Instance) -> Type | None:
@@ -158,39 +173,78 @@ def _forms(mode: ProperType) -> list[Instance]:
     return [mode, *(form for form in forms if isinstance(form, Instance))]
 
 
-def _bound(
-    name: str, mode: Instance, signature: CallableType, ref: ProperType, blocking: ProperType, shape: Instance
-) -> CallableType:
-    """A callable with adapted parameters, whose other attributes are those of the group's method object."""
-    takes, gives, gives_later = _arguments_as(mode, {MODE})
-    signature = signature.with_unpacked_kwargs().with_normalized_var_args()
-    answer = _awaited(signature.ret_type)
-    arguments = [
-        form.accept(_Filled(argument, answer, ref))
-        for form, argument in zip(
-            _per_parameter(takes, len(signature.arg_types)), signature.arg_types, strict=True
+class _GroupCall:
+    """What a group takes and gives for a method of this signature, in one form of its mode."""
+
+    def __init__(self, mode: Instance, signature: CallableType, ref: ProperType | None) -> None:
+        takes, gives, gives_later = _arguments_as(mode, {MODE})
+        signature = signature.with_unpacked_kwargs().with_normalized_var_args()
+        forms = _per_parameter(takes, len(signature.arg_types))
+        arguments = [
+            _taken(form, argument, ref) for form, argument in zip(forms, signature.arg_types, strict=True)
+        ]
+        self.signature = signature.copy_modified(arg_types=arguments)
+        signature = _without_lost(signature, arguments)
+        self.answer = _awaited(signature.ret_type)
+        self.gives, self.gives_later = (
+            typ.accept(_Filled(AnyType(TypeOfAny.special_form), self.answer, ref))
+            for typ in (gives, gives_later)
         )
-    ]
-    parameters = Parameters(
-        arguments,
-        signature.arg_kinds,
-        signature.arg_names,
-        variables=signature.variables,
-        is_ellipsis_args=signature.is_ellipsis_args,
-    )
-    now, later = (
-        typ.accept(_Filled(AnyType(TypeOfAny.special_form), answer, ref)) for typ in (gives, gives_later)
-    )
-    result: Type = AnyType(TypeOfAny.explicit)
-    if isinstance(blocking, LiteralType):
-        result = now if blocking.value else later
-    fallback = shape.copy_modified(args=[parameters, answer, now, result])
-    return signature.copy_modified(
-        arg_types=arguments, ret_type=result, fallback=fallback, name=name, definition=None
-    )
+
+    @property
+    def parameters(self) -> Parameters:
+        return Parameters(
+            self.signature.arg_types,
+            self.signature.arg_kinds,
+            self.signature.arg_names,
+            variables=self.signature.variables,
+            is_ellipsis_args=self.signature.is_ellipsis_args,
+        )
+
+    def result(self, blocking: ProperType) -> Type:
+        if not isinstance(blocking, LiteralType):
+            return AnyType(TypeOfAny.explicit)
+        return self.gives if blocking.value else self.gives_later
+
+    def arguments_of_method(self, blocking: ProperType) -> list[Type]:
+        """The type arguments of the group's method object."""
+        return [self.parameters, self.answer, self.gives, self.result(blocking)]
+
+    def bound(self, name: str, blocking: ProperType, fallback: Instance) -> CallableType:
+        """A callable whose other attributes are those of the group's method object."""
+        return self.signature.copy_modified(
+            ret_type=self.result(blocking), fallback=fallback, name=name, definition=None
+        )
+
+
+def _taken(form: Type, argument: Type, ref: ProperType | None) -> Type:
+    """What is taken for a parameter. `P.args` and `*Ts` have no forms but their own: any argument will do."""
+    if isinstance(argument, ParamSpecType | UnpackType):
+        if any(_is(each, ARG) for each in _items(form)):
+            return argument
+        argument = AnyType(TypeOfAny.special_form)
+    return form.accept(_Filled(argument, argument, ref or UninhabitedType()))
+
+
+def _without_lost(signature: CallableType, arguments: list[Type]) -> CallableType:
+    """The signature with Any for each `*Ts` that the arguments no longer show."""
+    lost = {
+        variable.id
+        for given, taken in zip(signature.arg_types, arguments, strict=True)
+        if isinstance(given, UnpackType) and taken is not given
+        for variable in get_all_type_vars(given)
+    }
+    return cast(CallableType, erase_typevars(signature, lost)) if lost else signature
+
+
+def _items(typ: Type) -> list[ProperType]:
+    proper = get_proper_type(typ)
+    return list(map(get_proper_type, proper.items)) if isinstance(proper, UnionType) else [proper]
 
 
 def _per_parameter(takes: ProperType, count: int) -> list[Type]:
+    if isinstance(takes, Instance) and takes.type.has_base(PER):
+        takes = _arguments_as(takes, {PER})[0]
     if not isinstance(takes, TupleType):
         return [takes] * count
     return [takes.items[min(place, len(takes.items) - 1)] for place in range(count)]
@@ -206,22 +260,20 @@ def _awaited(answer: Type) -> Type:
 class _Filled(TypeTranslator):
     """Puts types in place of a mode's placeholders."""
 
-    def __init__(self, argument: Type, answer: Type, ref: ProperType) -> None:
+    def __init__(self, argument: Type, answer: Type, ref: ProperType | None) -> None:
         super().__init__()
         self.argument, self.answer, self.ref = argument, answer, ref
 
     def visit_instance(self, t: Instance, /) -> Type:
-        if t.type.fullname == ARG:
+        if _is(t, ARG):
             return self.argument
-        if t.type.fullname == RES:
+        if _is(t, RES):
             return self.answer
+        if t.type.fullname in ROWS and any(_is(arg, ARG) for arg in t.args):
+            return make_simplified_union([_rows(t, item) for item in _items(self.argument)])
         args = [arg.accept(self) for arg in t.args]
-        if t.type.fullname == BATCH:
-            return _batches_of(args[0], t.type)
-        if t.type.fullname == REF:
+        if _is(t, REF) and self.ref:
             return self.ref.copy_modified(args=args) if isinstance(self.ref, Instance) else self.ref
-        if any(isinstance(get_proper_type(arg), UninhabitedType) for arg in args):
-            return UninhabitedType()
         return t.copy_modified(args=args)
 
     def visit_union_type(self, t: UnionType, /) -> Type:
@@ -231,13 +283,25 @@ class _Filled(TypeTranslator):
         return get_proper_type(t).accept(self)
 
 
-def _batches_of(typ: Type, placeholder: TypeInfo) -> Type:
-    kinds = placeholder.names["kinds"].type
+def _rows(form: Instance, typ: ProperType) -> Type:
+    """A form of batches for one type: only for those that may be batches, which are said as they are."""
+    if isinstance(typ, AnyType | TypeVarType):
+        return form.copy_modified(args=[typ])
+    if not isinstance(typ, Instance):
+        return UninhabitedType()
+    anything = typ.type.is_protocol or typ.type.fullname == "builtins.object"
+    if anything or (_is(form, FUTURE) and _is_batch(typ)):
+        return form.copy_modified(args=[typ])
+    return typ if _is_batch(typ) else UninhabitedType()
+
+
+def _is_batch(typ: Instance) -> bool:
+    return typ.type.fallback_to_any or any(map(typ.type.get, ("concat", "batch_size")))
+
+
+def _is(typ: Type, name: str) -> bool:
     proper = get_proper_type(typ)
-    items = proper.items if isinstance(proper, UnionType) else [proper]
-    return make_simplified_union(
-        [item for item in items if kinds and (is_subtype(item, kinds) or is_subtype(kinds, item))]
-    )
+    return isinstance(proper, Instance) and proper.type.fullname == name
 
 
 def _arguments_as(typ: Instance, bases: set[str] | frozenset[str]) -> list[ProperType]:

@@ -6,7 +6,7 @@ and gives for it, so that `group.call(WorkerClass.method, ...)` is checked witho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -21,24 +21,38 @@ from typing import (
     overload,
 )
 
-from verl_dispatch.modes import Mode, PerWorker, PerWorkerOrRows, Ref, Res, Rows, Whole
-
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec as ParamSpecWithDefault
     from typing_extensions import TypeVar as TypeVarWithDefault
     from verl_protocol.futures.future import DataProtoFuture
 
-    from verl_dispatch.modes import Broadcast, Dispatch
+    from verl_dispatch.modes import (
+        Dispatch,
+        ForEither,
+        ForFunctionAndRows,
+        ForRows,
+        ForWorkers,
+        Mode,
+        OfEither,
+        OfRows,
+        OfWorkers,
+        Per,
+        Ref,
+        Res,
+        Whole,
+    )
 
 
 P = ParamSpec("P")
 A = TypeVar("A")
 B = TypeVar("B", bound=bool)
 D = TypeVar("D")
+F = TypeVar("F")
 G = TypeVar("G")
 M = TypeVar("M", bound="Dispatch")
 M_co = TypeVar("M_co", bound="Dispatch", covariant=True)
 R = TypeVar("R")
+T = TypeVar("T")
 W = TypeVar("W")
 W_contra = TypeVar("W_contra", contravariant=True)
 
@@ -49,6 +63,10 @@ if TYPE_CHECKING:
     G_co = TypeVarWithDefault("G_co", covariant=True, default=Any)
     D_co = TypeVarWithDefault("D_co", covariant=True, default=Any)
     B_co = TypeVarWithDefault("B_co", bound=bool, covariant=True, default=Any)
+    # mypy cannot tell what a method that returns Self gives: Any is better than Never.
+    AW = TypeVarWithDefault("AW", default=Any)
+    AP = ParamSpecWithDefault("AP", default=...)
+    AR = TypeVarWithDefault("AR", default=Any)
     # Covariant: a group of a derived class is a group of its base.
     GroupWorker = TypeVarWithDefault("GroupWorker", default=Any, covariant=True)
     GroupRef = TypeVarWithDefault("GroupRef", default=Any)
@@ -99,21 +117,29 @@ class NobodyReturnsThis:
 
 X = TypeVar("X", bound=NobodyReturnsThis)
 
-OfRows: TypeAlias = "A | DataProtoFuture[A] | Broadcast[A]"
-OfWorkers: TypeAlias = "Sequence[A] | Broadcast[A]"
-OfEither: TypeAlias = "Sequence[A] | A | DataProtoFuture[A] | Broadcast[A]"
 
-
-class HasDefault1(Protocol[R_co]):
+class Optional1(Protocol[R_co]):
     """A method whose first parameter may be left out."""
 
     def __call__(self, first: Any = ..., /) -> R_co: ...
 
 
-class HasDefault2(Protocol[R_co]):
+class Optional2(Protocol[R_co]):
     """A method whose second parameter may be left out."""
 
     def __call__(self, first: Any, second: Any = ..., /) -> R_co: ...
+
+
+class Optional3(Protocol[R_co]):
+    """A method whose third parameter may be left out."""
+
+    def __call__(self, first: Any, second: Any, third: Any = ..., /) -> R_co: ...
+
+
+class Function(Protocol[W_contra, P, R_co]):
+    """A function of a worker named `self`, which a `**` parameter of it could name too."""
+
+    def __call__(__self, self: W_contra, *args: P.args, **kwargs: P.kwargs) -> R_co: ...  # noqa: N805
 
 
 class Decorator(Generic[M_co, B_co]):
@@ -121,8 +147,8 @@ class Decorator(Generic[M_co, B_co]):
 
     # One signature: overloads here would turn any method with an Any in its signature into Any.
     def __call__(
-        self, function: Callable[Concatenate[W, P], R], /
-    ) -> Registered[W, Callable[P, R], M_co, B_co]:
+        self, function: Callable[Concatenate[AW, AP], AR] | Function[AW, AP, AR], /
+    ) -> Registered[AW, Callable[AP, AR], M_co, B_co]:
         raise NotImplementedError
 
 
@@ -146,6 +172,13 @@ W_co = TypeVar("W_co", covariant=True)
 F_co = TypeVar("F_co", covariant=True)
 
 
+# A registered method by what its mode gives: a list, one value, one joined batch, values by rank.
+Listed: TypeAlias = "Registered[W, F, Mode[T, list[Res], Any], B]"
+Single: TypeAlias = "Registered[W, F, Mode[T, Res, Ref[Res]], B]"
+Joined: TypeAlias = "Registered[W, F, Mode[T, Res, DataProtoFuture[Res]], B]"
+ByRank: TypeAlias = "Registered[W, F, Mode[T, dict[int, Res], Any], B]"
+
+
 class Registered(Generic[W_co, F_co, M_co, B_co]):
     """A registered method of worker W, with bound signature F, mode M and blocking B."""
 
@@ -163,190 +196,289 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
     # Arguments as they are: the group has the method's own parameters.
     @overload
     def __get__(
-        self: Registered[W, Callable[P, X], Mode[Whole, list[Res], Any], B], obj: None, owner: Any
+        self: Listed[W, Callable[P, X], Whole, B], obj: None, owner: Any
     ) -> ListMethod[W, P, X, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[P, Later[R]], Mode[Whole, list[Res], Any], B], obj: None, owner: Any
+        self: Listed[W, Callable[P, Later[R]], Whole, B], obj: None, owner: Any
     ) -> ListMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[P, R], Mode[Whole, list[Res], Any], B], obj: None, owner: Any
+        self: Listed[W, Callable[P, R], Whole, B], obj: None, owner: Any
     ) -> ListMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[P, X], Mode[Whole, Res, Any], B], obj: None, owner: Any
+        self: Single[W, Callable[P, X], Whole, B], obj: None, owner: Any
     ) -> OneMethod[W, P, X, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[P, Later[R]], Mode[Whole, Res, Any], B], obj: None, owner: Any
+        self: Single[W, Callable[P, Later[R]], Whole, B], obj: None, owner: Any
     ) -> OneMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[P, R], Mode[Whole, Res, Any], B], obj: None, owner: Any
+        self: Single[W, Callable[P, R], Whole, B], obj: None, owner: Any
     ) -> OneMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[P, Later[R]], Mode[Whole, dict[int, Res], Any], B], obj: None, owner: Any
+        self: ByRank[W, Callable[P, X], Whole, B], obj: None, owner: Any
+    ) -> SomeMethod[W, P, X, B]: ...
+    @overload
+    def __get__(
+        self: ByRank[W, Callable[P, Later[R]], Whole, B], obj: None, owner: Any
     ) -> SomeMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[P, R], Mode[Whole, dict[int, Res], Any], B], obj: None, owner: Any
+        self: ByRank[W, Callable[P, R], Whole, B], obj: None, owner: Any
     ) -> SomeMethod[W, P, R, B]: ...
 
-    # Defaults cannot be written below: parameters unchecked, results known.
+    # Parameters that may be left out cannot be typed one by one.
     @overload
     def __get__(
-        self: Registered[W, HasDefault1[Later[R]], Mode[Any, list[Res], Any], B], obj: None, owner: Any
-    ) -> ListMethod[W, ..., R, B]: ...
+        self: Listed[W, Optional1[Later[R]], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, HasDefault1[R], Mode[Any, list[Res], Any], B], obj: None, owner: Any
-    ) -> ListMethod[W, ..., R, B]: ...
+        self: Listed[W, Optional1[R], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, HasDefault1[X], Mode[Any, Res, Any], B], obj: None, owner: Any
-    ) -> BatchMethod[W, ..., X, B]: ...
+        self: Listed[W, Optional2[Later[R]], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, HasDefault1[Later[R]], Mode[Any, Res, Any], B], obj: None, owner: Any
-    ) -> BatchMethod[W, ..., R, B]: ...
+        self: Listed[W, Optional2[R], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, HasDefault1[R], Mode[Any, Res, Any], B], obj: None, owner: Any
-    ) -> BatchMethod[W, ..., R, B]: ...
+        self: Listed[W, Optional3[Later[R]], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, HasDefault2[Later[R]], Mode[Any, list[Res], Any], B], obj: None, owner: Any
-    ) -> ListMethod[W, ..., R, B]: ...
+        self: Listed[W, Optional3[R], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, HasDefault2[R], Mode[Any, list[Res], Any], B], obj: None, owner: Any
-    ) -> ListMethod[W, ..., R, B]: ...
+        self: Joined[W, Optional1[X], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, P, X, B]: ...
     @overload
     def __get__(
-        self: Registered[W, HasDefault2[X], Mode[Any, Res, Any], B], obj: None, owner: Any
-    ) -> BatchMethod[W, ..., X, B]: ...
+        self: Joined[W, Optional1[Later[R]], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, HasDefault2[Later[R]], Mode[Any, Res, Any], B], obj: None, owner: Any
-    ) -> BatchMethod[W, ..., R, B]: ...
+        self: Joined[W, Optional1[R], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, HasDefault2[R], Mode[Any, Res, Any], B], obj: None, owner: Any
-    ) -> BatchMethod[W, ..., R, B]: ...
+        self: Joined[W, Optional2[X], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, P, X, B]: ...
+    @overload
+    def __get__(
+        self: Joined[W, Optional2[Later[R]], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, P, R, B]: ...
+    @overload
+    def __get__(
+        self: Joined[W, Optional2[R], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, P, R, B]: ...
+    @overload
+    def __get__(
+        self: Joined[W, Optional3[X], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, P, X, B]: ...
+    @overload
+    def __get__(
+        self: Joined[W, Optional3[Later[R]], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, P, R, B]: ...
+    @overload
+    def __get__(
+        self: Joined[W, Optional3[R], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, P, R, B]: ...
 
-    # Adapted arguments: one without a default.
+    # No parameter.
     @overload
     def __get__(
-        self: Registered[W, Callable[[A1], Later[R]], Mode[PerWorker, list[Res], Any], B],
-        obj: None,
-        owner: Any,
-    ) -> ListMethod[W, [OfWorkers[A1]], R, B]: ...
+        self: Listed[W, Callable[[], Later[R]], Per[Any, Any, Callable[P, Any]], B], obj: None, owner: Any
+    ) -> ListMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[[A1], R], Mode[PerWorker, list[Res], Any], B], obj: None, owner: Any
-    ) -> ListMethod[W, [OfWorkers[A1]], R, B]: ...
+        self: Listed[W, Callable[[], R], Per[Any, Any, Callable[P, Any]], B], obj: None, owner: Any
+    ) -> ListMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[[A1], Later[R]], Mode[PerWorkerOrRows, list[Res], Any], B],
-        obj: None,
-        owner: Any,
-    ) -> ListMethod[W, [OfEither[A1]], R, B]: ...
+        self: Joined[W, Callable[[], X], Per[Any, Any, Callable[P, Any]], B], obj: None, owner: Any
+    ) -> BatchMethod[W, P, X, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[[A1], R], Mode[PerWorkerOrRows, list[Res], Any], B],
-        obj: None,
-        owner: Any,
-    ) -> ListMethod[W, [OfEither[A1]], R, B]: ...
+        self: Joined[W, Callable[[], Later[R]], Per[Any, Any, Callable[P, Any]], B], obj: None, owner: Any
+    ) -> BatchMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[[A1], Later[R]], Mode[Rows, list[Res], Any], B], obj: None, owner: Any
-    ) -> ListMethod[W, [OfRows[A1]], R, B]: ...
-    @overload
-    def __get__(
-        self: Registered[W, Callable[[A1], R], Mode[Rows, list[Res], Any], B], obj: None, owner: Any
-    ) -> ListMethod[W, [OfRows[A1]], R, B]: ...
-    @overload
-    def __get__(
-        self: Registered[W, Callable[[A1], X], Mode[Rows, Res, Any], B], obj: None, owner: Any
-    ) -> BatchMethod[W, [OfRows[A1]], X, B]: ...
-    @overload
-    def __get__(
-        self: Registered[W, Callable[[A1], Later[R]], Mode[Rows, Res, Any], B], obj: None, owner: Any
-    ) -> BatchMethod[W, [OfRows[A1]], R, B]: ...
-    @overload
-    def __get__(
-        self: Registered[W, Callable[[A1], R], Mode[Rows, Res, Any], B], obj: None, owner: Any
-    ) -> BatchMethod[W, [OfRows[A1]], R, B]: ...
+        self: Joined[W, Callable[[], R], Per[Any, Any, Callable[P, Any]], B], obj: None, owner: Any
+    ) -> BatchMethod[W, P, R, B]: ...
 
-    # Adapted arguments: two without a default.
+    # One parameter.
     @overload
     def __get__(
-        self: Registered[W, Callable[[A1, A2], Later[R]], Mode[PerWorker, list[Res], Any], B],
+        self: Listed[W, Callable[[A1], Later[R]], Per[ForWorkers, Any, Callable[P, Any]], B],
         obj: None,
         owner: Any,
-    ) -> ListMethod[W, [OfWorkers[A1], OfWorkers[A2]], R, B]: ...
+    ) -> ListMethod[W, Concatenate[OfWorkers[A1], P], R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[[A1, A2], R], Mode[PerWorker, list[Res], Any], B], obj: None, owner: Any
-    ) -> ListMethod[W, [OfWorkers[A1], OfWorkers[A2]], R, B]: ...
-    @overload
-    def __get__(
-        self: Registered[W, Callable[[A1, A2], Later[R]], Mode[PerWorkerOrRows, list[Res], Any], B],
+        self: Listed[W, Callable[[A1], R], Per[ForWorkers, Any, Callable[P, Any]], B],
         obj: None,
         owner: Any,
-    ) -> ListMethod[W, [OfEither[A1], OfEither[A2]], R, B]: ...
+    ) -> ListMethod[W, Concatenate[OfWorkers[A1], P], R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[[A1, A2], R], Mode[PerWorkerOrRows, list[Res], Any], B],
+        self: Listed[W, Callable[[A1], Later[R]], Per[ForEither, Any, Callable[P, Any]], B],
         obj: None,
         owner: Any,
-    ) -> ListMethod[W, [OfEither[A1], OfEither[A2]], R, B]: ...
+    ) -> ListMethod[W, Concatenate[OfEither[A1], P], R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[[A1, A2], Later[R]], Mode[Rows, list[Res], Any], B],
+        self: Listed[W, Callable[[A1], R], Per[ForEither, Any, Callable[P, Any]], B],
         obj: None,
         owner: Any,
-    ) -> ListMethod[W, [OfRows[A1], OfRows[A2]], R, B]: ...
+    ) -> ListMethod[W, Concatenate[OfEither[A1], P], R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[[A1, A2], R], Mode[Rows, list[Res], Any], B], obj: None, owner: Any
-    ) -> ListMethod[W, [OfRows[A1], OfRows[A2]], R, B]: ...
+        self: Listed[W, Callable[[A1], Later[R]], Per[ForRows, Any, Callable[P, Any]], B],
+        obj: None,
+        owner: Any,
+    ) -> ListMethod[W, Concatenate[OfRows[A1], P], R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[[A1, A2], X], Mode[Rows, Res, Any], B], obj: None, owner: Any
-    ) -> BatchMethod[W, [OfRows[A1], OfRows[A2]], X, B]: ...
+        self: Listed[W, Callable[[A1], R], Per[ForRows, Any, Callable[P, Any]], B], obj: None, owner: Any
+    ) -> ListMethod[W, Concatenate[OfRows[A1], P], R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[[A1, A2], Later[R]], Mode[Rows, Res, Any], B], obj: None, owner: Any
-    ) -> BatchMethod[W, [OfRows[A1], OfRows[A2]], R, B]: ...
+        self: Joined[W, Callable[[A1], X], Per[ForRows, Any, Callable[P, Any]], B], obj: None, owner: Any
+    ) -> BatchMethod[W, Concatenate[OfRows[A1], P], X, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[[A1, A2], R], Mode[Rows, Res, Any], B], obj: None, owner: Any
-    ) -> BatchMethod[W, [OfRows[A1], OfRows[A2]], R, B]: ...
+        self: Joined[W, Callable[[A1], Later[R]], Per[ForRows, Any, Callable[P, Any]], B],
+        obj: None,
+        owner: Any,
+    ) -> BatchMethod[W, Concatenate[OfRows[A1], P], R, B]: ...
+    @overload
+    def __get__(
+        self: Joined[W, Callable[[A1], R], Per[ForRows, Any, Callable[P, Any]], B], obj: None, owner: Any
+    ) -> BatchMethod[W, Concatenate[OfRows[A1], P], R, B]: ...
+    @overload
+    def __get__(
+        self: Joined[W, Callable[[A1], X], Per[ForFunctionAndRows, Any, Callable[P, Any]], B],
+        obj: None,
+        owner: Any,
+    ) -> BatchMethod[W, Concatenate[A1, P], X, B]: ...
+    @overload
+    def __get__(
+        self: Joined[W, Callable[[A1], Later[R]], Per[ForFunctionAndRows, Any, Callable[P, Any]], B],
+        obj: None,
+        owner: Any,
+    ) -> BatchMethod[W, Concatenate[A1, P], R, B]: ...
+    @overload
+    def __get__(
+        self: Joined[W, Callable[[A1], R], Per[ForFunctionAndRows, Any, Callable[P, Any]], B],
+        obj: None,
+        owner: Any,
+    ) -> BatchMethod[W, Concatenate[A1, P], R, B]: ...
+
+    # Two parameters.
+    @overload
+    def __get__(
+        self: Listed[W, Callable[[A1, A2], Later[R]], Per[ForWorkers, Any, Callable[P, Any]], B],
+        obj: None,
+        owner: Any,
+    ) -> ListMethod[W, Concatenate[OfWorkers[A1], OfWorkers[A2], P], R, B]: ...
+    @overload
+    def __get__(
+        self: Listed[W, Callable[[A1, A2], R], Per[ForWorkers, Any, Callable[P, Any]], B],
+        obj: None,
+        owner: Any,
+    ) -> ListMethod[W, Concatenate[OfWorkers[A1], OfWorkers[A2], P], R, B]: ...
+    @overload
+    def __get__(
+        self: Listed[W, Callable[[A1, A2], Later[R]], Per[ForEither, Any, Callable[P, Any]], B],
+        obj: None,
+        owner: Any,
+    ) -> ListMethod[W, Concatenate[OfEither[A1], OfEither[A2], P], R, B]: ...
+    @overload
+    def __get__(
+        self: Listed[W, Callable[[A1, A2], R], Per[ForEither, Any, Callable[P, Any]], B],
+        obj: None,
+        owner: Any,
+    ) -> ListMethod[W, Concatenate[OfEither[A1], OfEither[A2], P], R, B]: ...
+    @overload
+    def __get__(
+        self: Listed[W, Callable[[A1, A2], Later[R]], Per[ForRows, Any, Callable[P, Any]], B],
+        obj: None,
+        owner: Any,
+    ) -> ListMethod[W, Concatenate[OfRows[A1], OfRows[A2], P], R, B]: ...
+    @overload
+    def __get__(
+        self: Listed[W, Callable[[A1, A2], R], Per[ForRows, Any, Callable[P, Any]], B],
+        obj: None,
+        owner: Any,
+    ) -> ListMethod[W, Concatenate[OfRows[A1], OfRows[A2], P], R, B]: ...
+    @overload
+    def __get__(
+        self: Joined[W, Callable[[A1, A2], X], Per[ForRows, Any, Callable[P, Any]], B],
+        obj: None,
+        owner: Any,
+    ) -> BatchMethod[W, Concatenate[OfRows[A1], OfRows[A2], P], X, B]: ...
+    @overload
+    def __get__(
+        self: Joined[W, Callable[[A1, A2], Later[R]], Per[ForRows, Any, Callable[P, Any]], B],
+        obj: None,
+        owner: Any,
+    ) -> BatchMethod[W, Concatenate[OfRows[A1], OfRows[A2], P], R, B]: ...
+    @overload
+    def __get__(
+        self: Joined[W, Callable[[A1, A2], R], Per[ForRows, Any, Callable[P, Any]], B],
+        obj: None,
+        owner: Any,
+    ) -> BatchMethod[W, Concatenate[OfRows[A1], OfRows[A2], P], R, B]: ...
+    @overload
+    def __get__(
+        self: Joined[W, Callable[[A1, A2], X], Per[ForFunctionAndRows, Any, Callable[P, Any]], B],
+        obj: None,
+        owner: Any,
+    ) -> BatchMethod[W, Concatenate[A1, OfRows[A2], P], X, B]: ...
+    @overload
+    def __get__(
+        self: Joined[W, Callable[[A1, A2], Later[R]], Per[ForFunctionAndRows, Any, Callable[P, Any]], B],
+        obj: None,
+        owner: Any,
+    ) -> BatchMethod[W, Concatenate[A1, OfRows[A2], P], R, B]: ...
+    @overload
+    def __get__(
+        self: Joined[W, Callable[[A1, A2], R], Per[ForFunctionAndRows, Any, Callable[P, Any]], B],
+        obj: None,
+        owner: Any,
+    ) -> BatchMethod[W, Concatenate[A1, OfRows[A2], P], R, B]: ...
 
     # Any other parameters.
     @overload
     def __get__(
-        self: Registered[W, Callable[P, Later[R]], Mode[Any, list[Res], Any], B], obj: None, owner: Any
-    ) -> ListMethod[W, ..., R, B]: ...
+        self: Listed[W, Callable[..., Later[R]], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[P, R], Mode[Any, list[Res], Any], B], obj: None, owner: Any
-    ) -> ListMethod[W, ..., R, B]: ...
+        self: Listed[W, Callable[..., R], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> ListMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[P, X], Mode[Any, Res, Any], B], obj: None, owner: Any
-    ) -> BatchMethod[W, ..., X, B]: ...
+        self: Joined[W, Callable[..., X], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, P, X, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[P, Later[R]], Mode[Any, Res, Any], B], obj: None, owner: Any
-    ) -> BatchMethod[W, ..., R, B]: ...
+        self: Joined[W, Callable[..., Later[R]], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Registered[W, Callable[P, R], Mode[Any, Res, Any], B], obj: None, owner: Any
-    ) -> BatchMethod[W, ..., R, B]: ...
+        self: Joined[W, Callable[..., R], Per[Any, Callable[P, Any], Any], B], obj: None, owner: Any
+    ) -> BatchMethod[W, P, R, B]: ...
+
     @overload
     def __get__(self, obj: None, owner: Any) -> Method[W_co, ..., Any, Any, Any, B_co]: ...
 
