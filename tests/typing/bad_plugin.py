@@ -21,6 +21,8 @@ def arguments_as_they_are(group: LocalWorkerGroup[Trainer], later: Future[int]) 
     group.load(1)  # type: ignore[arg-type]
     group.load(later)  # type: ignore[arg-type]
     group.load("path", True)  # type: ignore[call-arg]
+    group.configure("path", steps="many")  # type: ignore[arg-type]
+    group.configure("path", step=3)  # type: ignore[call-arg]
     group.load("path", stric=True)  # type: ignore[call-arg]
     group.load.submit(1)  # type: ignore[arg-type]
     group.load.call(1)  # type: ignore[arg-type]

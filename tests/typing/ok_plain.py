@@ -57,6 +57,8 @@ def arguments_as_they_are(group: LocalWorkerGroup[BiggerTrainer]) -> None:
     assert_type(group.call(Trainer.set_many, 1, 2, key="value"), list[None])
     assert_type(group.call(BiggerTrainer.size), list[int])
     assert_type(group.call(Trainer.anything, "value", 1, 2), list[int])
+    assert_type(group.call(Trainer.name_all, any="thing"), list[int])
+    assert_type(group.call(Trainer.configure, "path", steps=3), list[int])
 
 
 def one_entry_per_worker(group: LocalWorkerGroup[BiggerTrainer], batch: DataProto) -> None:
@@ -81,6 +83,9 @@ def batches(
     assert_type(group.call(Trainer.generate, batch), Rollouts)
     assert_type(group.call(Trainer.generate_async, batch, Broadcast(0.5)), DataProto)
     assert_type(group.call(Trainer.compare, rollouts, batch), Rollouts)
+    assert_type(group.call(Trainer.tune, batch, lr=Broadcast(0.1)), DataProto)
+    assert_type(group.call(Trainer.weigh, batch, batch, Broadcast(0.5)), DataProto)
+    assert_type(group.call(Trainer.weigh, batch, batch, weight=Broadcast(0.5)), DataProto)
     assert_type(group.call(Trainer.values_of, td), TensorDict)
     assert_type(group.call(Trainer.losses, batch), list[dict[str, float]])
     assert_type(group.call(Trainer.update_on_mesh, batch), DataProto)

@@ -27,6 +27,9 @@ def arguments_as_they_are(group: LocalWorkerGroup[BiggerTrainer], later: Future[
     assert_type(group.on_even_ranks.call(1), dict[int, int])
     assert_type(group.set_many(1, 2, key="value"), list[None])
     assert_type(group.same(1), list[int])
+    assert_type(group.itself(), list[Any])
+    assert_type(group.configure("path", steps=3), list[int])
+    assert_type(group.name_all(any="thing"), list[int])
     assert_type(group.size(), list[int])
 
 

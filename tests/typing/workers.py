@@ -1,7 +1,7 @@
 """Worker classes that the files here call on groups: every mode, sync and async, blocking and not."""
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, cast
 
 from tensordict import TensorDict
 from verl_dispatch import (
@@ -25,6 +25,12 @@ class Rollouts(DataProto):
 
 class Settings:
     """A user's own value class."""
+
+
+class Options(TypedDict, total=False):
+    """Keywords of a method."""
+
+    steps: int
 
 
 class Summing(Mode[Arg, Res, Ref[Res]]):
@@ -111,6 +117,18 @@ class Trainer(Worker):
     def same(self, value: T) -> T:
         return value
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def itself(self) -> Self:
+        return self
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def configure(self, path: str, **options: Unpack[Options]) -> int:
+        return 0
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def name_all(self, **named: str) -> int:
+        return len(named)
+
     # RANK_ZERO
     @register(dispatch_mode=Dispatch.RANK_ZERO)
     def step_of(self, path: str) -> int:
@@ -141,6 +159,14 @@ class Trainer(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compare(self, policy: Rollouts, reference: DataProto) -> Rollouts:
         return policy
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def tune(self, batch: DataProto, *, lr: float = 1e-3) -> DataProto:
+        return batch
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def weigh(self, batch: DataProto, reference: DataProto, weight: float = 1.0) -> DataProto:
+        return batch
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def values_of(self, batch: TensorDict) -> TensorDict:
