@@ -1,5 +1,6 @@
 """Every predefined mode on a group: what the workers get, what the caller gets, and what is refused."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from verl_dispatch.errors import (
     UnsplittableArgumentError,
 )
 from verl_protocol import DataProto, DataProtoConfig
+from verl_protocol.batch import convert as batch_conversion
 from verl_protocol.errors import InvalidValueError
 
 
@@ -243,6 +245,39 @@ def test_tensordicts_are_split_and_joined_too(groups: dict[int, Any]) -> None:
     assert isinstance(joined, TensorDict)
     assert rows_of(joined) == [0, 1, 2, 3]
     assert [row.tolist() for row in joined["j"].unbind()] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("num_rows", [7, 8])
+def test_a_tensordict_with_further_batch_dims_comes_back_with_them(
+    groups: dict[int, Any], num_rows: int
+) -> None:
+    data = TensorDict({"i": torch.arange(num_rows * 3).view(num_rows, 3)}, batch_size=[num_rows, 3])
+    joined = groups[4].proto.options(auto_padding=True)(data)
+    assert joined.batch_size == data.batch_size
+    assert torch.equal(joined["i"], data["i"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"auto_padding": True}, {"uneven": "balanced"}, {"balance": "i"}],
+    ids=str,
+)
+def test_a_tensordict_is_converted_once_on_its_way_in_and_each_part_once(
+    groups: dict[int, Any], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """However its rows are laid out: in and out as a whole, in and out for each of the four ranks."""
+    count: Counter[str] = Counter()
+
+    def counted(name: str) -> Callable[..., Any]:
+        convert = getattr(batch_conversion, name)
+        return lambda *args, **kwargs: (count.update([name]), convert(*args, **kwargs))[1]
+
+    for name in ("parts_of", "tensordict_of"):
+        monkeypatch.setattr(batch_conversion, name, counted(name))
+    joined = groups[4].proto.options(**options)(TensorDict({"i": torch.arange(7)}, batch_size=7))
+    weighed = 1 if "balance" in options else 0
+    assert rows_of(joined) == list(range(7))
+    assert count == {"parts_of": 5 + weighed, "tensordict_of": 5}
 
 
 @pytest.mark.parametrize("bad", [[1, 2, 3, 4], {"i": torch.arange(4)}, torch.arange(4), "abcd", None, 3])

@@ -6,23 +6,32 @@ Neither is imported here before there is a batch: a worker that never gets one d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import verl_protocol
 from verl_protocol import DataProtoFuture
-from verl_protocol.futures.any_batch import BatchData, is_batch, is_proto, num_rows_of
+from verl_protocol.futures.any_batch import (
+    BatchData,
+    as_proto,
+    as_protos,
+    has_columns,
+    is_batch,
+    is_proto,
+    like,
+    num_rows_of,
+)
 
 if TYPE_CHECKING:
     from verl_protocol import DataProto
 
 __all__ = [
     "answered_rows",
-    "concat",
+    "as_protos",
     "is_batch",
     "is_future",
     "is_splittable",
-    "num_rows",
-    "padded_part",
+    "num_rows_of",
+    "padded_parts",
     "row_weights",
     "split_even",
     "take",
@@ -46,18 +55,7 @@ def is_future(value: object) -> TypeGuard[DataProtoFuture[Any]]:
 
 def answered_rows(value: object) -> int | None:
     """How many rows this has; None for what is no batch, or one of meta_info only."""
-    if not is_batch(value):
-        return None
-    num_rows = num_rows_of(value)
-    if num_rows:
-        return num_rows
-    proto = _as_proto(value)
-    return 0 if proto._held() or proto.non_tensor_batch else None
-
-
-def num_rows(batch: Any) -> int:
-    """Number of rows of a DataProto or TensorDict."""
-    return num_rows_of(batch)
+    return num_rows_of(value) if is_batch(value) and has_columns(value) else None
 
 
 def wants_padding(batch: Any) -> bool:
@@ -79,44 +77,47 @@ def split_even(batch: Any, num_parts: int) -> list[Any]:
 
 def take(batch: Any, index: Sequence[int]) -> Any:
     """The rows of an index list, as copies."""
-    return _like(batch, _as_proto(batch).select_idxs(list(index)))
+    return like(batch, as_proto(batch).select_idxs(list(index)))
 
 
-def padded_part(batch: Any, rows: range | Sequence[int], pad: int, *, is_first: bool) -> Any:
-    """These rows, then `pad` copies of the last of them (of the batch's last row if there are none).
+Part: TypeAlias = tuple[range | tuple[int, ...], int]
+"""Rows of a batch, and how many rows of padding come after them."""
 
-    `pad_mask` marks the copies. `metrics` stay with the first part, so that joining all parts gives them
-    once.
+
+def padded_parts(batch: Any, parts: Sequence[Part], *, first: int = 0) -> list[Any]:
+    """The rows of each part, then as many copies of the last of them as it has padding.
+
+    Where there are no rows, the copies are of the batch's last row. `pad_mask` marks the copies. `metrics`
+    stay with part number 0, so that joining all parts gives them once.
+
+    Args:
+        first: the number of the first of these parts.
     """
-    from verl_protocol.batch.padding import pad_rows
-
-    proto = _as_proto(batch)
-    part = proto[rows] if len(rows) or not pad else proto[len(proto) - 1 :]
-    if pad:
-        part = pad_rows(part, pad, "last")
-        part = part if len(rows) else part[1:]
-    if not is_first:
+    proto = as_proto(batch)
+    cut = [_padded_part(proto, rows, pad) for rows, pad in parts]
+    for part in cut[0 if first else 1 :]:
         # A part owns its meta_info, so this touches nothing of the caller's.
         part.meta_info.pop("metrics", None)
-    return _like(batch, part)
+    return [like(batch, part) for part in cut]
+
+
+def _padded_part(proto: DataProto, rows: range | tuple[int, ...], pad: int) -> DataProto:
+    from verl_protocol.batch.padding import pad_rows
+
+    if not pad:
+        return proto[rows]
+    padded = pad_rows(proto[rows] if len(rows) else proto[len(proto) - 1 :], pad, "last")
+    return padded if len(rows) else padded[1:]
 
 
 def without_last(batch: Any, count: int) -> Any:
     """The batch without its last rows, as views."""
-    return _like(batch, verl_protocol.unpad_dataproto(_as_proto(batch), count))
-
-
-def concat(batches: Sequence[Any]) -> Any:
-    """The rows of all batches; entries without rows must agree, `metrics` are joined.
-
-    A TensorDict is joined by the same rules as a DataProto.
-    """
-    return BatchData(list(batches)).concat()
+    return like(batch, verl_protocol.unpad_dataproto(as_proto(batch), count))
 
 
 def row_weights(batch: Any, key: str) -> Any:
     """One number per row: its entries of a column summed up; None when the batch lacks the column."""
-    proto = _as_proto(batch)
+    proto = as_proto(batch)
     column = proto.tensor(key) if key in proto._held() else None
     if column is None:
         found = proto.non_tensor_batch.get(key)
@@ -131,11 +132,3 @@ def _number(value: Any) -> float:
     if isinstance(value, (str, bytes)):
         raise TypeError(f"{value!r} is a text")
     return float(value)
-
-
-def _as_proto(batch: Any) -> DataProto:
-    return batch if is_proto(batch) else verl_protocol.DataProto.from_tensordict(batch)
-
-
-def _like(original: Any, proto: DataProto) -> Any:
-    return proto if is_proto(original) else proto.to_tensordict()

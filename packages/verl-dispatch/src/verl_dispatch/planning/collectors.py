@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import verl_protocol
 from verl_protocol.errors import MetaConflictError
 
 from verl_dispatch.errors import AnswerError, CallOptionError, kind_of
@@ -107,17 +109,22 @@ class BatchCollector(Collector):
                     "(DataProto or TensorDict); return a batch, or register the method with "
                     "DP_COMPUTE_METRIC to get a list of per-rank values"
                 )
-        if self.layout is None:
-            return self._joined(outputs)
-        check_all_answer(self.method, self.ranks, self.layout, outputs)
-        if not self.layout.changes_answers:
-            return self._joined(outputs)
-        kept = trimmed(self.method, self.ranks, self.layout, outputs)
-        return in_input_order(self._joined(kept), self.layout.order)
+        if self.layout is not None:
+            check_all_answer(self.method, self.ranks, self.layout, outputs)
+        with self._fitting():
+            answers, back = batches.as_protos(outputs)
+        order = None
+        if self.layout is not None and self.layout.changes_answers:
+            answers = trimmed(self.method, self.ranks, self.layout, answers)
+            order = self.layout.order
+        with self._fitting():
+            whole = verl_protocol.DataProto.concat(answers)
+        return back(in_input_order(whole, order))
 
-    def _joined(self, outputs: Sequence[Any]) -> Any:
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
         try:
-            return batches.concat(outputs)
+            yield
         except (ValueError, TypeError, KeyError) as error:
             raise self._do_not_fit(error) from error
 

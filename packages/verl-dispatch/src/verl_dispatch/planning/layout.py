@@ -59,13 +59,16 @@ class RowLayout:
         """A batch of `num_rows` rows, cut into the parts; padding repeats the last row."""
         if not self.changes_answers:
             return batches.split_even(batch, len(self.parts))
-        return [self.cut_one(batch, index) for index in range(len(self.parts))]
+        return batches.padded_parts(batch, list(map(self._real, range(len(self.parts)))))
 
     def cut_one(self, batch: Any, index: int) -> Any:
         """Part `index` of a batch of `num_rows` rows."""
+        return batches.padded_parts(batch, [self._real(index)], first=index)[0]
+
+    def _real(self, index: int) -> batches.Part:
+        """The rows of a part without its padding, and how much padding that is."""
         pad = self.pad[index]
-        real = self.parts[index][: len(self.parts[index]) - pad]
-        return batches.padded_part(batch, real, pad, is_first=index == 0)
+        return self.parts[index][: len(self.parts[index]) - pad], pad
 
     def of_parts(self, indices: Sequence[int]) -> RowLayout:
         """The layout as ranks see it of which each gets one of these parts."""

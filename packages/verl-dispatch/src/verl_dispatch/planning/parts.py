@@ -41,13 +41,13 @@ class FuturePart:
         """This part, of which only its own rows are fetched where that is possible, and its answer's trim."""
         if self.future.row_counts is None or not self.future.row_aligned:
             whole = self.future.get()
-            layout = self.layout(batches.num_rows(whole))
+            layout = self.layout(batches.num_rows_of(whole))
             return layout.cut_one(whole, self.index), self.trim(layout)
         layout = self.layout(self.future.row_count())
         rows, pad = layout.parts[self.index], layout.pad[self.index]
         fetched = self.future._cut(self.rows_of(layout.num_rows)).get()
-        first = self.index == 0
-        return batches.padded_part(fetched, range(len(rows) - pad), pad, is_first=first), self.trim(layout)
+        own = [(range(len(rows) - pad), pad)]
+        return batches.padded_parts(fetched, own, first=self.index)[0], self.trim(layout)
 
     def rows_of(self, num_rows: int) -> Rows:
         """The rows of the batch that this part is made of; one that is all padding repeats the last row."""

@@ -168,7 +168,7 @@ def _common_layout(
 
 
 def _equal_rows(arguments: _Arguments, known: Sequence[int]) -> int:
-    rows = {arguments.label(index): batches.num_rows(arguments.values[index]) for index in known}
+    rows = {arguments.label(index): batches.num_rows_of(arguments.values[index]) for index in known}
     if len(set(rows.values())) > 1:
         raise unequal_rows(arguments.labels.method, rows)
     return next(iter(rows.values()))
@@ -190,7 +190,7 @@ def _cut_batch(arguments: _Arguments, index: int, num_parts: int, common: RowLay
     if common is not None and batches.answered_rows(batch) is not None:
         layout = common
     else:
-        num_rows = batches.num_rows(batch)
+        num_rows = batches.num_rows_of(batch)
         layout = even_layout(arguments.label(index), num_rows, num_parts)
     return SplitList(layout.cut(batch), layout)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from verl_protocol.errors import InvalidTypeError, NothingToConcatError
@@ -45,6 +46,11 @@ class BatchFuture:
 
     def row_count(self, timeout: float | None = None, fetch: Fetch | None = None) -> int:
         """How many rows the batch has."""
+        raise NotImplementedError
+
+    @staticmethod
+    def concat(data: Sequence[Any]) -> Any:
+        """The future of all rows of these parts."""
         raise NotImplementedError
 
 
@@ -132,17 +138,27 @@ class BatchData:
 
 def concat_parts(parts: Sequence[Any]) -> Any:
     """The rows of parts that are all of one kind."""
+    if isinstance(parts[0], BatchFuture):
+        return parts[0].concat(list(parts))
+    protos, back = as_protos(parts)
+    return back(proto_class().concat(protos))
+
+
+def as_protos(parts: Sequence[Any]) -> tuple[list[DataProto], Callable[[DataProto], Any]]:
+    """Batches that belong together as DataProtos, and what makes a batch of their kind of one again.
+
+    Raises:
+        InvalidTypeError: they are not all of one kind.
+    """
     kind = _common_kind(parts)
-    if kind == "DataProtoFuture":
-        return type(parts[0]).concat(list(parts))
     if kind == "DataProto":
-        return proto_class().concat(list(parts))
+        return list(parts), lambda whole: whole
+    if kind != "TensorDict":
+        raise _no_batch("concatenate", parts)
     from verl_protocol.batch.convert import has_rows, stacked_keys
 
-    stacked = stacked_keys(parts)
-    protos = [as_proto(part, stacked) for part in parts]
-    whole = proto_class().concat(protos)
-    return like(next((part for part in parts if has_rows(part)), parts[0]), whole)
+    stacked, model = stacked_keys(parts), next(filter(has_rows, parts), parts[0])
+    return [as_proto(part, stacked) for part in parts], partial(like, model)
 
 
 def as_proto(batch: Any, stacked: Collection[str] = ()) -> DataProto:
@@ -183,6 +199,15 @@ def narrow_part(batch: Any, start: int, stop: int) -> Any:
         # A part owns its meta_info, so this touches nothing of the caller's.
         part.meta_info.pop("metrics", None)
     return like(batch, part)
+
+
+def has_columns(batch: Any) -> bool:
+    """Whether a DataProto or TensorDict has rows, or columns that might have some."""
+    if is_proto(batch):
+        return bool(len(batch) or batch._held() or batch.non_tensor_batch)
+    from verl_protocol.columns.objects import is_data
+
+    return bool(num_rows_of(batch)) or (bool(batch.batch_size) and not all(map(is_data, batch.values())))
 
 
 def _kind_of(value: object) -> str | None:
