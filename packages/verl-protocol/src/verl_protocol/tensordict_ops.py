@@ -35,7 +35,15 @@ from verl_protocol.columns.checks import (
 )
 from verl_protocol.columns.equality import columns_equal, equal, first_difference
 from verl_protocol.columns.index import IndexLike
-from verl_protocol.columns.objects import is_data, is_stack, object_column, rows_of, set_data, set_stack
+from verl_protocol.columns.objects import (
+    build_tensordict,
+    is_data,
+    is_stack,
+    object_column,
+    rows_of,
+    set_data,
+    set_stack,
+)
 from verl_protocol.errors import (
     InvalidTypeError,
     NothingToConcatError,
@@ -201,17 +209,7 @@ def get_keys(tensordict: TensorDict, keys: Iterable[str]) -> TensorDict:
     Raises:
         UnknownKeyError: a key that is not there.
     """
-    from tensordict import TensorDict
-
-    wanted = _known(tensordict, keys)
-    made = TensorDict({}, batch_size=tensordict.batch_size, device=tensordict.device)
-    for key in wanted:
-        entry = tensordict.get(key)
-        if is_stack(entry):
-            set_stack(made, key, entry.tolist())
-        else:
-            made.set(key, entry)
-    return made
+    return _like(tensordict, {key: tensordict.get(key) for key in _known(tensordict, keys)})
 
 
 def pop_keys(tensordict: TensorDict, keys: Iterable[str]) -> TensorDict:
@@ -224,6 +222,11 @@ def pop_keys(tensordict: TensorDict, keys: Iterable[str]) -> TensorDict:
     for key in list(taken.keys()):
         tensordict.del_(key)
     return taken
+
+
+def _like(tensordict: TensorDict, entries: Mapping[str, Any]) -> TensorDict:
+    made: TensorDict = build_tensordict(entries, batch_size=tensordict.batch_size, device=tensordict.device)
+    return made
 
 
 def _holds(tensordict: TensorDict, key: Any) -> bool:
@@ -377,23 +380,14 @@ def unpad(data: TensorDict, pad_size: int) -> TensorDict:
 
 def contiguous(data: TensorDict) -> TensorDict:
     """The same entries, with every tensor contiguous in memory."""
-    from tensordict import TensorDict
-
-    checked("data", data)
-    made = TensorDict({}, batch_size=data.batch_size, device=data.device)
-    for key, entry in data.items():
-        if is_stack(entry):
-            set_stack(made, key, entry.tolist())
-        else:
-            made.set(key, _contiguous(entry))
-    return made
+    return _like(data, {key: _contiguous(entry) for key, entry in checked("data", data).items()})
 
 
 def _contiguous(entry: Any) -> Any:
     if is_jagged(entry):
         parts = jagged.jagged_parts(entry)
         return jagged.build_jagged(parts.values.contiguous(), parts.offsets, parts.dim, parts.lengths)
-    if is_tensordict(entry):
+    if is_tensordict(entry) and not (is_stack(entry) or is_data(entry)):
         return contiguous(entry)
     return entry.contiguous() if isinstance(entry, torch.Tensor) else entry
 
@@ -502,7 +496,8 @@ def concat_nested_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     if not tensors:
         raise NothingToConcatError
     check_schema([(place, {"tensors": tensor}) for place, tensor in enumerate(tensors)], "jagged tensors")
-    return ops.concat(tensors)
+    joined: torch.Tensor = ops.concat(tensors)
+    return joined
 
 
 def maybe_fix_3d_position_ids(data: TensorDict) -> None:
@@ -533,6 +528,3 @@ def _ragged_in_last(parts: jagged.JaggedParts) -> torch.Tensor | None:
     compact = jagged.jagged_parts(ops.concat([jagged.build_jagged(*parts[:2], 1, parts.lengths)])).values
     values = compact.view(num_rows, components, width).transpose(0, 1).reshape(components, num_rows * width)
     return jagged.build_jagged(values, torch.arange(num_rows + 1, device=values.device) * width, 2)
-
-
-# --------------------------------------------------------------------------------------------------------

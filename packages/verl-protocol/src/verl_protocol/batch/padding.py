@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, SupportsIndex, TypeVar
+from typing import Any, Literal, SupportsIndex, TypeVar
 
 import numpy as np
 import torch
@@ -49,8 +49,6 @@ class DataProtoConfig(metaclass=_DataProtoConfigMeta):
 
     `DataProtoConfig.auto_padding = True` lets dispatch pad any batch whose rows do not divide by the workers.
     """
-
-    env_name: ClassVar[str] = "VERL_AUTO_PADDING"
 
 
 class BatchPadding(BatchState):

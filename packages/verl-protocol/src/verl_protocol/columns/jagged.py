@@ -196,12 +196,6 @@ def repeat_jagged(tensor: torch.Tensor, times: int, interleave: bool) -> torch.T
     return take_jagged(tensor, index)
 
 
-def clone_jagged(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that shares no values; offsets are never written, so they stay shared."""
-    parts = jagged_parts(tensor)
-    return build_jagged(parts.values.clone(), parts.offsets, parts.dim, parts.lengths)
-
-
 def with_offsets_of(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
     """The same rows over the very offsets of `model`, so that torch sees that the two have equal shapes."""
     like, own = jagged_parts(model), jagged_parts(tensor)

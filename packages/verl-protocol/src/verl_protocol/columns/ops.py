@@ -16,27 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from verl_protocol.columns import dense, jagged, objects
-from verl_protocol.columns.index import RowIndex, normalise_index
+from verl_protocol.columns.index import RowIndex
+from verl_protocol.columns.partition import boundaries
 from verl_protocol.columns.remote import RemoteColumn, concat_remote
 from verl_protocol.kinds import is_jagged
-
-__all__ = [
-    "concat",
-    "concat_all",
-    "is_jagged",
-    "keep_shared",
-    "narrow",
-    "normalise_index",
-    "num_rows",
-    "repeat",
-    "repeat_all",
-    "sharing",
-    "split",
-    "split_all",
-    "take",
-    "take_all",
-]
-
 
 C = TypeVar("C")
 
@@ -54,12 +37,8 @@ def num_rows(column: Any) -> int:
     return int(column.shape[0])
 
 
-def narrow(column: C, start: int, stop: int) -> C:
+def narrow(column: Any, start: int, stop: int) -> Any:
     """Rows `start` to `stop` as a view."""
-    return _narrow(column, start, stop)  # type: ignore[no-any-return]
-
-
-def _narrow(column: Any, start: int, stop: int) -> Any:
     if isinstance(column, torch.Tensor):
         if column.is_nested:
             return jagged.narrow_jagged(column, start, stop)
@@ -68,21 +47,17 @@ def _narrow(column: Any, start: int, stop: int) -> Any:
         return column[start:stop]
     if isinstance(column, RemoteColumn):
         return _take_remote(column, range(start, stop))
-    return objects.map_rows(column, stop - start, lambda part: _narrow(part, start, stop))
+    return objects.map_rows(column, stop - start, lambda part: narrow(part, start, stop))
 
 
-def split(column: C, sizes: Sequence[int]) -> list[C]:
+def split(column: Any, sizes: Sequence[int]) -> list[Any]:
     """Consecutive pieces of these sizes as views; the sizes add up to the number of rows."""
-    return _split(column, sizes)  # type: ignore[no-any-return]
-
-
-def _split(column: Any, sizes: Sequence[int]) -> Any:
     spans = spans_of(sizes)
     if isinstance(column, torch.Tensor):
         if column.is_nested:
             return jagged.split_jagged(column, spans)
         return list(torch.split(column, list(sizes)))
-    return [_narrow(column, start, stop) for start, stop in spans]
+    return [narrow(column, start, stop) for start, stop in spans]
 
 
 def spans_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
@@ -91,22 +66,17 @@ def spans_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
     >>> spans_of([2, 0, 1])
     [(0, 2), (2, 2), (2, 3)]
     """
-    ends = np.cumsum([0, *sizes]).tolist()
-    return list(pairwise(ends))
+    return list(pairwise(boundaries(sizes)))
 
 
-def take(column: C, index: RowIndex) -> C:
+def take(column: Any, index: RowIndex) -> Any:
     """The rows named by a normalised index: views for ranges that count up, copies otherwise."""
-    return _take(column, index)  # type: ignore[no-any-return]
-
-
-def _take(column: Any, index: RowIndex) -> Any:
     if isinstance(column, RemoteColumn):
         return _take_remote(column, index)
     if isinstance(index, range):
         if index.step == 1 or len(index) < 2:
             start = index.start if len(index) else 0
-            return _narrow(column, start, start + len(index))
+            return narrow(column, start, start + len(index))
         if index.step > 0 and not is_jagged(column):
             return column[index.start : index.stop : index.step]
         index = torch.tensor(index)
@@ -115,23 +85,19 @@ def _take(column: Any, index: RowIndex) -> Any:
     if isinstance(column, np.ndarray):
         return column[index.numpy()]
     rows = index
-    return objects.map_rows(column, index.numel(), lambda part: _take(part, rows))
+    return objects.map_rows(column, index.numel(), lambda part: take(part, rows))
 
 
 def _take_remote(column: RemoteColumn, index: RowIndex) -> RemoteColumn:
     taken = column.take(index)
     if column.fetched is not None and isinstance(index, range):
         # A view of what has been read costs nothing, and shows what is written there as any view does.
-        taken.keep(_take(column.fetched, index))
+        taken.keep(take(column.fetched, index))
     return taken
 
 
-def repeat(column: C, times: int, interleave: bool = True) -> C:
+def repeat(column: Any, times: int, interleave: bool = True) -> Any:
     """Every row `times` times: `a a b b` (interleave) or `a b a b`."""
-    return _repeat(column, times, interleave)  # type: ignore[no-any-return]
-
-
-def _repeat(column: Any, times: int, interleave: bool) -> Any:
     if isinstance(column, torch.Tensor):
         if column.is_nested:
             return jagged.repeat_jagged(column, times, interleave)
@@ -141,7 +107,7 @@ def _repeat(column: Any, times: int, interleave: bool) -> Any:
     if isinstance(column, RemoteColumn):
         return column.repeat(times, interleave)
     count = num_rows(column) * times
-    return objects.map_rows(column, count, lambda part: _repeat(part, times, interleave))
+    return objects.map_rows(column, count, lambda part: repeat(part, times, interleave))
 
 
 def _repeated_rows(num_rows: int, times: int, interleave: bool) -> NDArray[np.int64]:
@@ -149,12 +115,8 @@ def _repeated_rows(num_rows: int, times: int, interleave: bool) -> NDArray[np.in
     return every_row.repeat(times) if interleave else np.tile(every_row, times)
 
 
-def concat(columns: Sequence[C]) -> C:
+def concat(columns: Sequence[Any]) -> Any:
     """The rows of all columns, which are of one kind and row shape, one after the other."""
-    return _concat(columns)  # type: ignore[no-any-return]
-
-
-def _concat(columns: Sequence[Any]) -> Any:
     first = columns[0]
     if any(isinstance(column, RemoteColumn) for column in columns):
         return concat_remote(columns)
@@ -163,7 +125,7 @@ def _concat(columns: Sequence[Any]) -> Any:
     if isinstance(first, np.ndarray):
         # Rows decide about the dtype: an empty list made an array says float64.
         return np.concatenate([column for column in columns if len(column)] or columns[:1])
-    return objects.concat_rows(columns, _concat)
+    return objects.concat_rows(columns, concat)
 
 
 def take_all(columns: Mapping[str, C], index: RowIndex) -> dict[str, C]:
