@@ -75,6 +75,9 @@ def test_zero_rows_have_the_dtype_of_their_column(dtype: torch.dtype) -> None:
 def test_the_mask_can_be_a_column() -> None:
     padded, _ = pad_dataproto_to_divisor(batch(), 4, mask_key="is_pad")
     assert padded.batch["is_pad"].tolist() == [False, False, False, True]
+    for key in ("a", "s"):
+        with pytest.raises(ValueError, match=f"'{key}'.* cannot name both a column and the pad mask"):
+            pad_dataproto_to_divisor(batch(), 4, mask_key=key)
     again, pad_size = pad_dataproto_to_divisor(padded.select(["a"]), 6)
     assert (pad_size, again.pad_mask.tolist()) == (2, [False, False, False, True, True, True])
 

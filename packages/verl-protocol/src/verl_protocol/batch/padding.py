@@ -16,9 +16,10 @@ import torch
 from verl_protocol.arguments import flag, whole_number
 from verl_protocol.batch.state import BatchState, check_batch
 from verl_protocol.columns import dense, jagged, objects, ops
+from verl_protocol.columns.checks import check_disjoint
 from verl_protocol.columns.reading import empty_of
 from verl_protocol.columns.remote import RemoteColumn
-from verl_protocol.errors import InvalidValueError, KeyConflictError, short
+from verl_protocol.errors import InvalidValueError, short
 from verl_protocol.kinds import is_jagged
 
 PadPolicy = Literal["repeat", "last", "zeros"]
@@ -92,8 +93,7 @@ def pad_dataproto_to_divisor(
         mask_key: the key of a bool tensor column to add that is True in pad rows.
 
     Raises:
-        InvalidValueError: `size_divisor` is less than 1.
-        InvalidValueError: an unknown policy.
+        InvalidValueError: `size_divisor` is less than 1, or an unknown policy.
         KeyConflictError: the batch has a column `mask_key`.
 
     >>> from verl_protocol import DataProto
@@ -113,9 +113,8 @@ def pad_dataproto_to_divisor(
 
 def _add_mask(data: BatchPadding, key: str) -> None:
     tensors = data._held()
-    if key in tensors or key in data.non_tensor_batch:
-        raise KeyConflictError([key], "a column and the pad mask")
-    device = next((column.device for column in tensors.values()), None)
+    check_disjoint([*tensors, *data.non_tensor_batch], [key], "a column and the pad mask")
+    device = next((column.device for column in tensors.values() if isinstance(column, torch.Tensor)), None)
     mask = data.pad_mask.to(device, copy=True)
     data._set_columns({**tensors, key: mask}, data._row_count(), data._batch_device())
 
