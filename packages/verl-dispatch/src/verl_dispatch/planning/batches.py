@@ -80,11 +80,11 @@ def take(batch: Any, index: Sequence[int]) -> Any:
     return like(batch, as_proto(batch).select_idxs(list(index)))
 
 
-Part: TypeAlias = tuple[range | tuple[int, ...], int]
+PaddedRows: TypeAlias = tuple[range | tuple[int, ...], int]
 """Rows of a batch, and how many rows of padding come after them."""
 
 
-def padded_parts(batch: Any, parts: Sequence[Part], *, first: int = 0) -> list[Any]:
+def padded_parts(batch: Any, parts: Sequence[PaddedRows], *, first: int = 0) -> list[Any]:
     """The rows of each part, then as many copies of the last of them as it has padding.
 
     Where there are no rows, the copies are of the batch's last row. `pad_mask` marks the copies. `metrics`

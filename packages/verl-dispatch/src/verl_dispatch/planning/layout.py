@@ -65,7 +65,7 @@ class RowLayout:
         """Part `index` of a batch of `num_rows` rows."""
         return batches.padded_parts(batch, [self._real(index)], first=index)[0]
 
-    def _real(self, index: int) -> batches.Part:
+    def _real(self, index: int) -> batches.PaddedRows:
         """The rows of a part without its padding, and how much padding that is."""
         pad = self.pad[index]
         return self.parts[index][: len(self.parts[index]) - pad], pad

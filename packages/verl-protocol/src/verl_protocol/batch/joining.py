@@ -15,7 +15,7 @@ from verl_protocol.batch.state import BatchState, not_batches
 from verl_protocol.columns import ops
 from verl_protocol.columns.checks import (
     TWO_KINDS,
-    Part,
+    PlacedColumns,
     check_devices,
     check_disjoint,
     check_schema,
@@ -80,7 +80,7 @@ class BatchJoining(BatchColumns):
         tensors = _concat_tensors(
             [(place, part, _with_read(part._held(), pad or {})) for place, part in full], pad or {}, pad_side
         )
-        arrays: list[Part] = [(place, part.non_tensor_batch) for place, part in full]
+        arrays: list[PlacedColumns] = [(place, part.non_tensor_batch) for place, part in full]
         check_schema(arrays, "non-tensor columns")
         meta = merge_meta([part.meta_info for part in parts], merge)
         non_tensors = ops.concat_all([columns for _, columns in arrays])
@@ -138,7 +138,7 @@ def _has_columns(part: BatchState) -> bool:
 def _concat_tensors(
     parts: Sequence[tuple[int, BatchState, dict[str, torch.Tensor]]], pad: Mapping[str, float], side: Side
 ) -> dict[str, torch.Tensor] | None:
-    columns: list[Part] = [(place, tensors) for place, _, tensors in parts]
+    columns: list[PlacedColumns] = [(place, tensors) for place, _, tensors in parts]
     check_schema(columns, "tensor columns", frozenset(pad))
     if missing := [key for key in pad if key not in columns[0][1]]:
         raise missing_columns("tensor columns", {"pad": missing, 0: sorted(columns[0][1])})
@@ -174,7 +174,7 @@ def _holds(dtype: torch.dtype, value: float) -> bool:
     return dtype.is_floating_point or dtype.is_complex or held == value
 
 
-def _widths(parts: Sequence[Part], pad: Mapping[str, float]) -> dict[str, tuple[int, ...]]:
+def _widths(parts: Sequence[PlacedColumns], pad: Mapping[str, float]) -> dict[str, tuple[int, ...]]:
     """The greatest size of every dimension but the first, for each column that is padded."""
     shapes = {key: [tuple(columns[key].shape[1:]) for _, columns in parts] for key in pad}
     return {key: tuple(max(sizes) for sizes in zip(*found, strict=True)) for key, found in shapes.items()}

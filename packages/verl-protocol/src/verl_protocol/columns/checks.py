@@ -235,11 +235,11 @@ def jagged_of(row_tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
 # --- Whether parts fit together: checked over all parts and columns before any of them is touched ---------
 
 
-Part = tuple[int, Mapping[str, Any]]
+PlacedColumns = tuple[int, Mapping[str, Any]]
 """The place of a part in the list that the user gave, and its columns."""
 
 
-def check_schema(parts: Sequence[Part], kind: str, padded: frozenset[str] = frozenset()) -> None:
+def check_schema(parts: Sequence[PlacedColumns], kind: str, padded: frozenset[str] = frozenset()) -> None:
     """Check that the columns of all parts can be put one after the other.
 
     Args:

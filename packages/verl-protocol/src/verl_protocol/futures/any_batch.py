@@ -33,7 +33,7 @@ def is_batch(value: object) -> bool:
     return is_proto(value) or is_tensordict(value)
 
 
-class BatchFuture:
+class PendingBatch:
     """A batch that others are still making; the one kind there is, is `DataProtoFuture`."""
 
     def get(self, timeout: float | None = None, fetch: Fetch | None = None) -> Any:
@@ -138,7 +138,7 @@ class BatchData:
 
 def concat_parts(parts: Sequence[Any]) -> Any:
     """The rows of parts that are all of one kind."""
-    if isinstance(parts[0], BatchFuture):
+    if isinstance(parts[0], PendingBatch):
         return parts[0].concat(list(parts))
     protos, back = as_protos(parts)
     return back(proto_class().concat(protos))
@@ -213,7 +213,7 @@ def has_columns(batch: Any) -> bool:
 def _kind_of(value: object) -> str | None:
     if is_proto(value):
         return "DataProto"
-    if isinstance(value, BatchFuture):
+    if isinstance(value, PendingBatch):
         return "DataProtoFuture"
     return "TensorDict" if is_tensordict(value) else None
 

@@ -10,8 +10,8 @@ from verl_protocol.arguments import flag, whole_number
 from verl_protocol.errors import InvalidValueError, NothingToConcatError, RowCountError, UnevenRowsError
 from verl_protocol.futures.any_batch import (
     BatchData,
-    BatchFuture,
     Fetch,
+    PendingBatch,
     concat_parts,
     is_batch,
     narrow_part,
@@ -48,7 +48,7 @@ def concat_batches(values: Sequence[Any]) -> Any:
     return BatchData(list(values)).concat()
 
 
-class DataProtoFuture(BatchFuture, Generic[B_co]):
+class DataProtoFuture(PendingBatch, Generic[B_co]):
     """A batch (DataProto or TensorDict) whose parts are futures; handing it on fetches nothing.
 
     Args:

@@ -15,7 +15,7 @@ import numpy as np
 
 from verl_protocol.columns.partition import boundaries, even_sizes, uneven_chunks
 from verl_protocol.errors import InvalidTypeError
-from verl_protocol.futures.any_batch import BatchFuture, Fetch, is_batch, num_rows_of
+from verl_protocol.futures.any_batch import Fetch, PendingBatch, is_batch, num_rows_of
 
 
 @runtime_checkable
@@ -74,12 +74,12 @@ def values_of(parts: Sequence[Part], deadline: Deadline, fetch: Fetch | None = N
 
 def is_near(part: Part) -> bool:
     """Whether no backend is needed to get at this part: it is there, or it is a future of this package."""
-    return isinstance(part, (int, np.integer, RowsOf, BatchFuture)) or is_batch(part)
+    return isinstance(part, (int, np.integer, RowsOf, PendingBatch)) or is_batch(part)
 
 
 def wait_for(part: Part, deadline: Deadline, fetch: Fetch | None = None) -> Any:
     """The value of one part; see `values_of`."""
-    if isinstance(part, BatchFuture):
+    if isinstance(part, PendingBatch):
         return part.get(deadline.left, fetch)
     if isinstance(part, RowsOf):
         return part.count(deadline, fetch)
@@ -98,7 +98,7 @@ async def wait_async(part: Part) -> Any:
     Raises:
         InvalidTypeError: there is no way to wait for it.
     """
-    if isinstance(part, BatchFuture):
+    if isinstance(part, PendingBatch):
         return await part.aget()
     if isinstance(part, RowsOf):
         return await asyncio.to_thread(part.count, Deadline(None), None)
@@ -123,7 +123,7 @@ class RowsOf:
 
     def count(self, deadline: Deadline, fetch: Fetch | None) -> int:
         """The number of rows."""
-        if isinstance(self.part, BatchFuture):
+        if isinstance(self.part, PendingBatch):
             return self.part.row_count(deadline.left, fetch)
         return num_rows_of(self.part)
 
