@@ -11,7 +11,12 @@ from verl_dispatch.local.group import LocalWorkerGroup
 from verl_dispatch.methods.decorator import register
 from verl_dispatch.modes import Dispatch
 from verl_dispatch.workers.rank import RankInfo
-from verl_dispatch.workers.roles import ColocatedWorker, create_colocated_worker_raw_cls, has_async_methods
+from verl_dispatch.workers.roles import (
+    ColocatedWorker,
+    clean_up,
+    create_colocated_worker_raw_cls,
+    has_async_methods,
+)
 from verl_dispatch.workers.site import building
 from verl_dispatch.workers.worker import Worker
 from verl_protocol.errors import InvalidArgumentError
@@ -169,6 +174,53 @@ def test_constructor_that_fails_names_its_role() -> None:
     with pytest.raises(ValueError, match="no model") as caught:
         built(create_colocated_worker_raw_cls({"actor": Actor, "critic": Failing}))
     assert caught.value.__notes__ == ["while building role 'critic'"]
+
+
+class Noting:
+    """Notes what is called at its end."""
+
+    def __init__(self, notes: list[str], name: str) -> None:
+        self.notes, self.name = notes, name
+
+
+class Closing(Noting):
+    def close(self) -> None:
+        self.notes.append(self.name)
+
+
+class FailingToClose(Noting):
+    def close(self, wait_s: float = 0.0) -> None:
+        raise OSError(f"{self.name} cannot")
+
+
+class ClosingLater(Noting):
+    async def close(self) -> None:
+        self.notes.append(f"{self.name}, later")
+
+
+class NotTheHook(Noting):
+    def close(self, path: str) -> None:
+        raise AssertionError
+
+
+class RegisteredClose(Noting):
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def close(self) -> None:
+        raise AssertionError
+
+
+def test_clean_up_goes_from_the_last_role_to_the_first(caplog: pytest.LogCaptureFixture) -> None:
+    notes: list[str] = []
+    classes = [Closing, ClosingLater, NotTheHook, RegisteredClose, FailingToClose, Closing]
+    roles = {f"r{index}": ClassWithInitArgs(cls, notes, f"r{index}") for index, cls in enumerate(classes)}
+    left = clean_up(built(create_colocated_worker_raw_cls(roles)), ["__ray_shutdown__", "close"])
+    assert notes == ["r5", "r0"]
+    assert left is not None
+    asyncio.run(left)
+    assert notes == ["r5", "r0", "r1, later"]
+    assert "the clean-up of a FailingToClose failed" in caplog.text
+    assert clean_up(Closing(notes, "alone"), ["close"]) is None
+    assert notes[-1] == "alone"
 
 
 # --- on a group ---------------------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,6 +164,52 @@ def test_options_of_roles_are_joined_and_conflicts_named() -> None:
     roles["a_b"].update_options({"num_cpus": 0.01})
     with pytest.raises(SettingsConflict, match=r"num_cpus is 0.05 in a and 0.01 in a_b"):
         create_colocated_worker_cls(roles)
+
+
+class Tidy(Worker):
+    def __init__(self, notes: Path) -> None:
+        super().__init__()
+        self.notes = notes
+
+    def close(self) -> None:
+        self.note("closed")
+
+    def note(self, what: str) -> None:
+        with self.notes.open("a") as file:
+            file.write(f"{type(self).__name__} {self.rank} {what}\n")
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class TidyOnRay(Tidy):
+    async def __ray_shutdown__(self) -> None:
+        await asyncio.sleep(0.1)
+        self.note("shut down")
+        raise OSError("only logged")
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("running_ray")
+def test_workers_clean_up_before_they_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = tmp_path / "notes"
+    roles = {
+        "one": RayClassWithInitArgs(Tidy, notes),
+        "two": RayClassWithInitArgs(TidyOnRay, notes),
+        "none": RayClassWithInitArgs(Critic),
+    }
+    with RayResourcePool([1], use_gpu=False, cpus_per_worker=0.1) as pool:
+        with RayWorkerGroup(pool, create_colocated_worker_cls(roles)) as group:
+            # A hook that is still to come when the time is up does not run.
+            monkeypatch.setattr("verl_ray.group.launch._CLEAN_UP_S", 0.5)
+            group.spawn(["one"])["one"].sleep(600)
+            group.restart()
+            assert not notes.exists()
+            monkeypatch.undo()
+            group.restart()
+            assert notes.read_text().splitlines() == ["Tidy 0 closed", "TidyOnRay 0 shut down"]
+        assert len(notes.read_text().splitlines()) == 4
 
 
 @pytest.mark.cluster

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,9 +20,14 @@ __all__ = [
     "ColocatedWorker",
     "RoleSpec",
     "UnknownRoleError",
+    "clean_up",
+    "clean_up_hook",
     "create_colocated_worker_raw_cls",
     "has_async_methods",
 ]
+
+
+_log = logging.getLogger(__name__)
 
 
 def bad_roles(given: object, expected: str, parameter: str = "class_dict") -> WorkerClassError:
@@ -154,6 +161,57 @@ def has_async_methods(cls: type) -> bool:
         for name, member in inspect.getmembers(each, inspect.isfunction)
         if not name.startswith("__")
     )
+
+
+def clean_up_hook(cls: type, names: Sequence[str]) -> str | None:
+    """The first of these methods that the class has, needs no argument, and is not the driver's to call."""
+    for name in names:
+        function = getattr(cls, name, None)
+        if inspect.isfunction(function) and not hasattr(function, MAGIC_ATTR) and _needs_nothing(function):
+            return name
+    return None
+
+
+def clean_up(worker: Any, names: Sequence[str]) -> Coroutine[Any, Any, None] | None:
+    """Run a worker's clean-up, then that of its roles, the last built first; failures are logged.
+
+    Args:
+        worker: the user's object.
+        names: methods that may be the hook, see `clean_up_hook`.
+
+    Returns:
+        What async hooks have left to do, if there are any.
+    """
+    roles = reversed(worker.worker_dict.values()) if isinstance(worker, ColocatedWorker) else ()
+    left: list[tuple[Any, Coroutine[Any, Any, Any]]] = []
+    for each in (worker, *roles):
+        name = clean_up_hook(type(each), names)
+        with _failures_logged(each):
+            value = None if name is None else getattr(each, name)()
+            left += [(each, value)] if inspect.iscoroutine(value) else []
+    return _finish(left) if left else None
+
+
+async def _finish(left: Sequence[tuple[Any, Coroutine[Any, Any, Any]]]) -> None:
+    for worker, rest in left:
+        with _failures_logged(worker):
+            await rest
+
+
+@contextmanager
+def _failures_logged(worker: Any) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        _log.exception("the clean-up of a %s failed", type(worker).__name__)
+
+
+def _needs_nothing(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    return True
 
 
 def _is_name(value: object) -> bool:

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from verl_ray.errors import AttachError
-from verl_ray.group.launch import kill
+from verl_ray.group.launch import end
 from verl_ray.group.worker_set import WorkerSet
 from verl_ray.pools.cluster import ensure_ray_started
 from verl_ray.worker.host import WorkerReport
@@ -72,7 +72,7 @@ def destroy_detached(worker_names: Sequence[str]) -> None:
             handles.append(ray.get_actor(name))
         except ValueError:
             _refuse_anonymous_namespace(name)
-    kill(handles)
+    end(handles)
 
 
 def _handle(name: str) -> Any:

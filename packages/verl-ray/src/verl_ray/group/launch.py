@@ -23,11 +23,11 @@ from verl_ray.calls.packing import Packer, store_shared
 from verl_ray.errors import NodeLost, ResourceUnavailable, StartTimeout, WorkerNameTaken
 from verl_ray.pools.cluster import actor_state
 from verl_ray.wire.message import ONE_READER
-from verl_ray.worker.actor import RayClassWithInitArgs
+from verl_ray.worker.actor import CLEAN_UP, RayClassWithInitArgs
 from verl_ray.worker.host import Assignment, StartupTimes, WorkerReport, startup_times
 from verl_ray.worker.rendezvous import Rendezvous, RendezvousRequest
 
-__all__ = ["LaunchSpec", "Launched", "Started", "await_start", "kill", "launch"]
+__all__ = ["LaunchSpec", "Launched", "Started", "await_start", "end", "launch"]
 
 
 logger = logging.getLogger("verl_ray")
@@ -36,6 +36,9 @@ _START = "__init__"
 _LOOK_S = 2.0
 _FIRST_LOG_S = 10.0
 _NEXT_LOG_S = 30.0
+# A worker that hangs delays the end by so much, if its class has a clean-up.
+_CLEAN_UP_S = 5.0
+_GONE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def launch(spec: LaunchSpec, number: int) -> Launched:
         meeting = handles[0]._verl_open_rendezvous.remote(spec.rendezvous)
         set_ups = _send_set_ups(spec, handles, meeting)
     except BaseException:
-        kill(handles)
+        end(handles)
         raise
     return Launched(tuple(handles), names, meeting, set_ups, requested_at, deadline)
 
@@ -204,12 +207,15 @@ def _start_failure(spec: LaunchSpec, launched: Launched, error: Exception) -> Ex
     return WorkerGroupError(spec.group, _START, failures, found.silent)
 
 
-def kill(handles: Sequence[Any], wait_s: float = 5.0) -> None:
-    """End the actors, and wait within bounds until Ray knows that they are gone."""
+def end(handles: Sequence[Any]) -> None:
+    """End the actors: a moment for their own clean-up, a kill, a wait until Ray knows that they are gone."""
     if not ray.is_initialized():
         return
+    cleaning = [getattr(handle, CLEAN_UP).remote() for handle in handles if hasattr(handle, CLEAN_UP)]
+    if cleaning:
+        ray.wait(cleaning, num_returns=len(cleaning), timeout=_CLEAN_UP_S, fetch_local=False)
     for handle in handles:
         ray.kill(handle)
     last_words = [handle.__ray_ready__.remote() for handle in handles]
     if last_words:
-        ray.wait(last_words, num_returns=len(last_words), timeout=wait_s, fetch_local=False)
+        ray.wait(last_words, num_returns=len(last_words), timeout=_GONE_S, fetch_local=False)

@@ -20,7 +20,7 @@ from verl_dispatch.workers.rank import RankInfo
 from verl_ray.calls.failures import describe_failures, is_gone, survey
 from verl_ray.calls.stale import retire
 from verl_ray.errors import NodeLost, NotTheOwnerError, StaleFutureError
-from verl_ray.group.launch import Launched, LaunchSpec, Started, await_start, kill, launch
+from verl_ray.group.launch import Launched, LaunchSpec, Started, await_start, end, launch
 from verl_ray.pools.cluster import connection
 from verl_ray.pools.shares import Share
 from verl_ray.worker.host import WorkerReport
@@ -389,12 +389,12 @@ class WorkerSet:
     def _dismiss(self) -> None:
         """End the workers, and nothing else."""
         handles, self.handles, self._launched = self.handles, (), None
-        self._kill(handles)
+        self._end(handles)
 
-    def _kill(self, handles: Sequence[Any]) -> None:
+    def _end(self, handles: Sequence[Any]) -> None:
         # Workers of a cluster that this process has left ended with it, or are out of reach.
         if not self._left_cluster():
-            kill(handles)
+            end(handles)
 
     def _refuse_if_closed(self, method: str) -> None:
         if self._left_cluster():
@@ -413,7 +413,7 @@ class WorkerSet:
             handles, self.handles, self._launched = self.handles, (), None
         try:
             if was_open and self.owned:
-                self._kill(handles)
+                self._end(handles)
             for watch in self.watches:
                 watch.stop()
         finally:

@@ -13,7 +13,7 @@ import ray
 from verl_dispatch.groups.pool import ClassWithInitArgs, W_co
 from verl_dispatch.methods.decorator import MAGIC_ATTR, register_options
 from verl_dispatch.workers import roles
-from verl_dispatch.workers.roles import ColocatedWorker, has_async_methods
+from verl_dispatch.workers.roles import ColocatedWorker, clean_up, clean_up_hook, has_async_methods
 
 from verl_ray.errors import RestartsRefusedError, TransportRefusedError, UnsupportedOptionError
 from verl_ray.worker.environment import merge_runtime_env
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANY_METHOD",
+    "CLEAN_UP",
     "RayClassWithInitArgs",
     "Route",
     "check_transports",
@@ -45,6 +46,13 @@ __all__ = [
 
 ANY_METHOD = "_verl_run_any"
 """The runner for methods that are not registered; role (or None) and name of the method come first."""
+
+
+CLEAN_UP = "_verl_clean_up"
+"""The runner for what a worker has to do before it is ended; there only where its class has such a hook."""
+
+CLEAN_UP_HOOKS = ("__ray_shutdown__", "close")
+"""Ray's own hook, which Ray calls too where a worker ends without a kill, or that of in-process groups."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +130,8 @@ def derive_actor_class(user_class: type, *, interleaves: bool = False) -> type:
     }
     if not is_asyncio:
         members |= hidden_async_methods(user_class)
+    if any(clean_up_hook(cls, CLEAN_UP_HOOKS) for cls in (user_class, *classes_of(user_class))):
+        members[CLEAN_UP] = runner(CLEAN_UP, _clean_up, interleaves=is_asyncio)
     for route in routes_of(user_class):
         members[route.runner] = runner(route.runner, _finder(route), interleaves=is_asyncio)
     if issubclass(user_class, ColocatedWorker):
@@ -143,6 +153,11 @@ def _call_any(worker: Any) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return call
+
+
+def _clean_up(worker: Any) -> Callable[[], Any]:
+    # A worker whose constructor has not run has nothing to clean up.
+    return lambda: clean_up(worker, CLEAN_UP_HOOKS) if hasattr(worker, "_verl_report") else None
 
 
 # --- Which methods ask for a direct transport of their results, and whether Ray can offer it to their
