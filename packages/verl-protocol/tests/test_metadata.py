@@ -60,6 +60,12 @@ def test_equal_is_a_rule_and_an_unknown_one_is_an_error() -> None:
         merge_meta([{"k": 1}, {"k": 2}], {"k": "median"})  # type: ignore[dict-item]
 
 
+def test_metrics_that_must_be_equal_are_named_where_they_are_not() -> None:
+    assert reduce_metrics({"lr": [0.1, 0.1]}, default="equal") == {"lr": 0.1}
+    with pytest.raises(ValueError, match=r"meta_info\['lr'\] differs: part 0 has 0.1, part 1 has 0.2"):
+        reduce_metrics({"lr": [0.1, 0.2]}, default="equal")
+
+
 def test_metrics_are_reduced_by_declared_rules() -> None:
     metrics = {"loss": [1.0, 4.0], "tokens": [30, 10], "seconds": [2.0, 3.0]}
     rules: dict[str, Any] = {"loss": WeightedMean("tokens"), "tokens": "sum", "seconds": "max"}
@@ -82,9 +88,10 @@ def test_weights_and_values_must_be_numbers() -> None:
             reduce_metrics(metrics, {"loss": WeightedMean("w")})
 
 
-def test_there_is_no_mean_of_nothing() -> None:
-    with pytest.raises(ValueError, match="no mean of no values"):
-        reduce_metrics({"loss": []})
+@pytest.mark.parametrize("rule", ["mean", "sum", "min", "max", "first", "equal"])
+def test_there_is_no_value_of_nothing(rule: Any) -> None:
+    with pytest.raises(ValueError, match=f"no {rule} of no values"):
+        reduce_metrics({"loss": []}, default=rule)
     assert reduce_metrics({"loss": []}, default="list") == {"loss": []}
 
 

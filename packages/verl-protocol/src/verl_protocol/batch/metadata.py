@@ -64,8 +64,7 @@ def merge_meta(
 
     Raises:
         MetaConflictError: parts differ in a key that has no rule.
-        InvalidValueError: metrics that are no dict, list of dicts or None.
-        InvalidValueError: a rule of an unknown name.
+        InvalidValueError: metrics that are no dict, list of dicts or None, or a rule of an unknown name.
 
     >>> merge_meta([{"step": 1, "metrics": {"loss": 0.5}}, {"step": 1, "metrics": {"loss": 0.25}}])
     {'step': 1, 'metrics': {'loss': [0.5, 0.25]}}
@@ -91,14 +90,18 @@ def _check_rule(key: str, rule: object) -> None:
 
 def _merge_key(key: str, held: list[tuple[int, Any]], rule: MergeRule | None) -> Any:
     values = [value for _, value in held]
-    if rule is not None and rule != "equal":
-        return apply_rule(rule, values, key)
     if key == METRICS and rule is None:
         return flatten_metrics(values)
+    return _agreed(key, held) if rule in (None, "equal") else apply_rule(rule, values, key)
+
+
+def _agreed(key: str, held: Sequence[tuple[int, Any]]) -> Any:
+    """The value that all parts hold."""
+    first, agreed = held[0]
     for part, value in held[1:]:
-        if not equal(values[0], value):
-            raise MetaConflictError(key, {held[0][0]: values[0], part: value})
-    return values[0]
+        if not equal(agreed, value):
+            raise MetaConflictError(key, {first: agreed, part: value})
+    return agreed
 
 
 def flatten_metrics(values: Sequence[Any]) -> dict[str, list[Any]]:
@@ -182,15 +185,18 @@ def apply_rule(rule: MergeRule, values: list[Any], key: str) -> Any:
     """One value for `values`; numbers inside dicts are joined key by key.
 
     Raises:
-        InvalidValueError: a rule of an unknown name.
+        InvalidValueError: a rule of an unknown name, or one that says nothing about these values.
+        MetaConflictError: the rule is "equal", and they are not.
     """
     if callable(rule):
         return rule(list(values))
     _check_rule(key, rule)
-    if rule in _NUMERIC and values and all(isinstance(value, Mapping) for value in values):
-        return _apply_to_entries(rule, values, key)
-    if rule in _NUMERIC and not values:
+    if not values and rule != "list":
         raise _no_value({key: values}, f"there is no {rule} of no values")
+    if rule == "equal":
+        return _agreed(key, list(enumerate(values)))
+    if rule in _NUMERIC and all(isinstance(value, Mapping) for value in values):
+        return _apply_to_entries(rule, values, key)
     try:
         return _RULES[rule](values)
     except TypeError as error:
@@ -209,16 +215,9 @@ def _mean(values: list[Any]) -> Any:
     return sum(values) / len(values)
 
 
-def _equal_values(values: list[Any]) -> Any:
-    for part, value in enumerate(values):
-        if not equal(values[0], value):
-            raise MetaConflictError("value", {0: values[0], part: value})
-    return values[0] if values else None
-
-
 _NUMERIC = frozenset(["mean", "sum", "min", "max"])
 _RULES: dict[str, Callable[[list[Any]], Any]] = {
-    "equal": _equal_values,
+    "equal": lambda values: values[0],
     "first": lambda values: values[0],
     "list": list,
     "mean": _mean,
