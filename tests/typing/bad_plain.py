@@ -15,7 +15,7 @@ from verl_dispatch import (
 )
 from verl_protocol import DataProto
 
-from tests.typing.workers import BiggerTrainer, Other, Trainer
+from tests.typing.workers import EVEN_RANKS, BiggerTrainer, Other, Trainer
 
 
 class Wrong(Worker):
@@ -39,6 +39,35 @@ class Wrong(Worker):
 
     @register(make_nd_compute_dataproto_dispatch_fn("actor"), execute_mode=Execute.RANK_ZERO)  # type: ignore[arg-type]
     def refused_on_mesh(self, batch: DataProto) -> DataProto:
+        return batch
+
+    @register(Dispatch.RANK_ZERO, execute_mode=EVEN_RANKS)  # type: ignore[arg-type]
+    def refused_on_some_ranks(self, value: int) -> int:
+        return value
+
+
+class AnswersNoBatch(Worker):
+    @register(Dispatch.DP_COMPUTE_PROTO)  # type: ignore[type-var]
+    def number(self, batch: DataProto) -> int:
+        return 0
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)  # type: ignore[type-var]
+    def nothing(self, batch: DataProto) -> None: ...
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)  # type: ignore[type-var]
+    async def mapping(self, batch: DataProto) -> dict[str, float]:
+        return {}
+
+    @register(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)  # type: ignore[type-var]
+    def pair(self, function: Any, batch: DataProto) -> tuple[DataProto, int]:
+        return batch, 0
+
+    @register(make_nd_compute_dataproto_dispatch_fn("actor"))  # type: ignore[type-var]
+    def listed(self, batch: DataProto) -> list[DataProto]:
+        return [batch]
+
+    @register(Dispatch.DP_COMPUTE_PROTO)  # type: ignore[type-var]
+    def sometimes(self, batch: DataProto) -> DataProto | None:
         return batch
 
 
@@ -76,6 +105,11 @@ def arguments(group: LocalWorkerGroup[Trainer], batch: DataProto) -> None:
     group.bind(Other.size)  # type: ignore[arg-type]
     group.on.load(1)  # type: ignore[arg-type]
     group.on.lod("path")  # type: ignore[attr-defined]
+    group.on.load.submit(1)  # type: ignore[arg-type]
+    group.on.load.nothing()  # type: ignore[attr-defined]
+    group.on.update_actor([batch])  # type: ignore[arg-type]
+    group.call(Trainer.place, 1)  # type: ignore[arg-type]
+    group.call(Trainer.apply, batch, batch)  # type: ignore[arg-type]
 
 
 def results(group: LocalWorkerGroup[Trainer], batch: DataProto) -> None:

@@ -8,6 +8,7 @@ from tests.typing.workers import Other, Trainer
 
 def templates() -> None:
     verl_ray.RayWorkerGrup()  # type: ignore[attr-defined]
+    RayWorkerGroup(None, RayClassWithInitArgs(Trainer, lr=0.1), name_prefx="a")  # type: ignore[arg-type]
     RayClassWithInitArgs(Trainer)  # type: ignore[call-overload]
     RayClassWithInitArgs(Trainer, lr="much")  # type: ignore[call-overload]
 

@@ -90,6 +90,7 @@ def batches(
     assert_type(group.call(Trainer.losses, batch), list[dict[str, float]])
     assert_type(group.call(Trainer.update_on_mesh, batch), DataProto)
     assert_type(group.call(Trainer.apply, unchanged, batch), DataProto)
+    assert_type(group.call(Trainer.update_actor, Broadcast(group.bind(Trainer.generate)(batch))), DataProto)
 
 
 def futures_flow_on(group: LocalWorkerGroup[BiggerTrainer], batch: DataProto) -> None:
@@ -131,6 +132,18 @@ def the_short_way_for_editors(group: LocalWorkerGroup[BiggerTrainer], batch: Dat
     assert_type(group.on.load("path", strict=False), list[int])
     assert_type(group.on.update_actor(batch), Rollouts)
     assert_type(group.on.generate(batch), DataProtoFuture[Rollouts])
+    assert_type(group.on.load_later("path"), list[Any])
+    assert_type(group.on.generate.call(batch), Rollouts)
+    assert_type(group.on.generate.submit(batch).result(), Rollouts)
+    assert_type(group.on.load.options(timeout_s=1.0)("path"), list[int])
+    assert_type(str(group.on.load.plan("path")), str)
+    for answer in group.on.losses.stream(batch):
+        assert_type(answer, tuple[int, dict[str, float]])
+
+
+def named_ranks(group: LocalWorkerGroup[Trainer]) -> None:
+    assert_type(group.call(Trainer.place, {0: 1}), Any)
+    assert_type(group.call(Trainer.place, [1, 2]), Any)
 
 
 def what_is_not_known(group: LocalWorkerGroup[BiggerTrainer], untyped: LocalWorkerGroup[Any]) -> None:

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar, assert_type
 
 from tensordict import TensorDict
-from verl_dispatch import Broadcast, LocalWorkerGroup, WorkerGroup
+from verl_dispatch import Broadcast, LocalWorkerGroup, WorkerGroup, create_colocated_worker_raw_cls
 from verl_protocol import DataProto, DataProtoFuture
 
 from tests.typing.workers import BiggerTrainer, Keeper, Rollouts, Settings, Trainer
@@ -17,6 +17,7 @@ def arguments_as_they_are(group: LocalWorkerGroup[BiggerTrainer], later: Future[
     assert_type(group.load(path="path", strict=False), list[int])
     assert_type(group.load(later), list[int])
     assert_type(group.load(Broadcast("path")), list[int])
+    assert_type(group.load(Broadcast(later)), list[int])
     assert_type(group.load_later("path"), list[Future[int]])
     assert_type(group.load_async("path"), list[Settings])
     assert_type(group.save("path"), str)
@@ -50,6 +51,8 @@ def batches(group: LocalWorkerGroup[Trainer], batch: DataProto, rollouts: Rollou
     assert_type(group.update_actor(batch=rollouts), DataProto)
     assert_type(group.generate(batch), DataProtoFuture[Rollouts])
     assert_type(group.update_actor(group.generate(prompts=batch)), DataProto)
+    assert_type(group.update_actor(Broadcast(group.generate(batch))), DataProto)
+    assert_type(group.tokenize([batch, group.generate(batch)]), list[int])
     assert_type(group.generate_async(batch), DataProto)
     assert_type(group.generate_async(batch, temperature=Broadcast(0.5)), DataProto)
     assert_type(group.compare(group.generate(batch), reference=batch), Rollouts)
@@ -64,6 +67,7 @@ def batches(group: LocalWorkerGroup[Trainer], batch: DataProto, rollouts: Rollou
 def named_ranks(group: LocalWorkerGroup[Trainer]) -> None:
     assert_type(group.place({0: 1}), dict[int, str])
     assert_type(group.place([1, 2]), list[str])
+    assert_type(group.place.submit({0: 1}).result(), Any)
 
 
 def verbs(group: LocalWorkerGroup[Trainer], batch: DataProto) -> None:
@@ -118,6 +122,12 @@ def maybe_no_group(group: LocalWorkerGroup[Trainer] | None, batch: DataProto) ->
 
 def any_keyword(group: LocalWorkerGroup[Trainer], batch: DataProto) -> None:
     assert_type(group.with_options(batch, temperature=Broadcast(1.0)), DataProto)
+
+
+def fused_roles(roles: dict[str, type]) -> None:
+    group = LocalWorkerGroup(create_colocated_worker_raw_cls(roles), 2)
+    group.fuse(["actor"])
+    assert_type(group.actor.ping(), Any)
 
 
 def role_in_process(group: LocalWorkerGroup, batch: DataProto) -> None:

@@ -192,6 +192,10 @@ class Trainer(Worker):
     def update_on_mesh_later(self, batch: DataProto) -> DataProto:
         return batch
 
+    @register(dispatch_mode=ACTOR_MESH)
+    def on_last_stage(self, batch: DataProto) -> DataProto | None:
+        return batch
+
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def with_options(self, /, batch: DataProto, **options: float) -> DataProto:
         return batch

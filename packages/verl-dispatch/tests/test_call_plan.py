@@ -16,8 +16,9 @@ class Counting(Worker):
         Counting.calls += 1
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def batch(self, d: Any, config: Any = None) -> None:
+    def batch(self, d: Any, config: Any = None) -> Any:
         Counting.calls += 1
+        return d
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, read_only=True)
     def read(self, x: Any) -> None:

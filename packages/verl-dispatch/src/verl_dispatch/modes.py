@@ -298,18 +298,20 @@ class TensorBatch(Protocol[X_co]):
     def contiguous(self) -> X_co: ...
 
 
-OfRows: TypeAlias = "Batch[A] | TensorBatch[A] | DataProtoFuture[A] | Broadcast[A | DataProtoFuture[A]]"
-OfWorkers: TypeAlias = "ListOrTuple[A] | Broadcast[A | DataProtoFuture[A]]"
-OfEither: TypeAlias = "ListOrTuple[A] | OfRows[A]"
-OfRanks: TypeAlias = "Mapping[int, A] | OfWorkers[A]"
+OrFuture: TypeAlias = "A | DataProtoFuture[A]"
+OfRows: TypeAlias = "Batch[A] | TensorBatch[A] | DataProtoFuture[A] | Broadcast[OrFuture[A]]"
+OfWorkers: TypeAlias = "ListOrTuple[OrFuture[A]] | Broadcast[OrFuture[A]]"
+OfEither: TypeAlias = "ListOrTuple[OrFuture[A]] | OfRows[A]"
+OfRanks: TypeAlias = "Mapping[int, OrFuture[A]] | OfWorkers[A]"
 
-# The same for the placeholder. A future of a single value stands where a worker gets that value.
-Whole: TypeAlias = "Arg | Ref[Arg] | DataProtoFuture[Arg] | Broadcast[Arg | DataProtoFuture[Arg]]"
-ForRows: TypeAlias = "OfRows[Arg]"
-ForWorkers: TypeAlias = "ListOrTuple[Arg | Ref[Arg]] | Broadcast[Arg | DataProtoFuture[Arg]]"
-ForEither: TypeAlias = "ListOrTuple[Arg | Ref[Arg]] | OfRows[Arg]"
-ForRanks: TypeAlias = "Mapping[int, Arg | Ref[Arg]] | ForWorkers"
-ForFunctionAndRows: TypeAlias = "tuple[Arg, OfRows[Arg]]"
+# The same for the placeholder; only the plugin knows which futures a group has.
+ArgOrFuture: TypeAlias = "Arg | Ref[Arg] | DataProtoFuture[Arg]"
+Whole: TypeAlias = "ArgOrFuture | Broadcast[ArgOrFuture]"
+ForRows: TypeAlias = "Batch[Arg] | TensorBatch[Arg] | DataProtoFuture[Arg] | Broadcast[ArgOrFuture]"
+ForWorkers: TypeAlias = "ListOrTuple[ArgOrFuture] | Broadcast[ArgOrFuture]"
+ForEither: TypeAlias = "ListOrTuple[ArgOrFuture] | ForRows"
+ForRanks: TypeAlias = "Mapping[int, ArgOrFuture] | ForWorkers"
+ForFunctionAndRows: TypeAlias = "tuple[Arg, ForRows]"
 
 
 class Rest(Protocol[X_contra]):
@@ -408,8 +410,8 @@ class NdBatches(Mode[PerRow, Res, "DataProtoFuture[Res]"]):
 
 
 WholeMode: TypeAlias = RankZero | OneToAll | AllToAll
-BatchMode: TypeAlias = DpComputeProto | DpComputeProtoWithFunc | NdBatches
-SplittingMode: TypeAlias = BatchMode | DpCompute | DpComputeMetric | OneToOne | DirectRollout
+BatchMode: TypeAlias = DpComputeProto | DpComputeProtoWithFunc
+SplittingMode: TypeAlias = BatchMode | NdBatches | DpCompute | DpComputeMetric | OneToOne | DirectRollout
 
 
 class ExecuteAll(ExecuteBase): ...

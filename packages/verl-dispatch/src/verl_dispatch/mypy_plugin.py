@@ -74,15 +74,31 @@ class GroupPlugin(Plugin):
 
 
 def attribute_of_group(name: str, ctx: AttributeContext) -> Type:
-    """The type of `group.name`, for each of the groups that the expression may be."""
+    """The type of `group.name`; a fault of this plugin costs one error, not the run."""
+    try:
+        return _attribute_of_group(name, ctx)
+    except Exception as error:
+        return _failed(f'"{name}" is beyond the plugin of verl-dispatch, please report it: {error!r}', ctx)
+
+
+def attribute_of_worker(ctx: MethodContext) -> Type:
+    """The type of `WorkerClass.name`; with a fault of this plugin what it would be without the plugin."""
+    try:
+        return _attribute_of_worker(ctx)
+    except Exception:
+        return ctx.default_return_type
+
+
+def _attribute_of_group(name: str, ctx: AttributeContext) -> Type:
+    """For each of the groups that the expression may be."""
     groups = [group for group in _instances(ctx.type) if group.type.get(name) is None]
     if ctx.is_lvalue or not groups:
         return ctx.default_attr_type
     return make_simplified_union([_worker_method(name, group, ctx) for group in groups])
 
 
-def attribute_of_worker(ctx: MethodContext) -> Type:
-    """The type of `WorkerClass.name`, for `group.call` and `group.on`: the parameters of all signatures."""
+def _attribute_of_worker(ctx: MethodContext) -> Type:
+    """As without the plugin, but for parameters of any number and kind."""
     method, default = ctx.type, get_proper_type(ctx.default_return_type)
     owner = get_proper_type(ctx.arg_types[1][0])
     if not (isinstance(method, Instance) and isinstance(default, Instance) and isinstance(owner, TypeType)):
@@ -101,9 +117,10 @@ def attribute_of_worker(ctx: MethodContext) -> Type:
     forms = _forms(mode)
     if not (forms and isinstance(signature, CallableType)):
         return default.copy_modified(args=[worker, *default.args[1:]])
-    call = _GroupCall(forms[0], signature, None)
-    gives = [AnyType(TypeOfAny.explicit)] * 2 if forms[1:] else [call.gives, call.gives_later]
-    return default.copy_modified(args=[worker, call.parameters, call.answer, *gives, blocking])
+    call = _GroupCall.of(forms, signature, None)
+    return default.copy_modified(
+        args=[worker, call.parameters, call.answer, call.gives, call.gives_later, blocking]
+    )
 
 
 def _instances(typ: Type) -> Iterator[Instance]:
@@ -151,7 +168,7 @@ def _on_group(name: str, group: Instance, method: Instance, ref: ProperType, ctx
     if isinstance(_arguments_as(forms[0], {MODE})[0], UninhabitedType):
         return _failed(f'"{name}" cannot be called on a group, only on a worker', ctx)
     calls = [_GroupCall(form, signature, ref) for form in forms[1:] or forms]
-    fallback = shape.copy_modified(args=calls[0].arguments_of_method(blocking))
+    fallback = shape.copy_modified(args=_GroupCall.of(forms, signature, ref).arguments_of_method(blocking))
     bound = [call.bound(f"{name} of {group.type.name}", blocking, fallback) for call in calls]
     return bound[0] if len(bound) == 1 else Overloaded(bound)
 
@@ -186,10 +203,20 @@ class _GroupCall:
         self.signature = signature.copy_modified(arg_types=arguments)
         signature = _without_lost(signature, arguments)
         self.answer = _awaited(signature.ret_type)
+        self.gives: Type
+        self.gives_later: Type
         self.gives, self.gives_later = (
             typ.accept(_Filled(AnyType(TypeOfAny.special_form), self.answer, ref))
             for typ in (gives, gives_later)
         )
+
+    @classmethod
+    def of(cls, forms: list[Instance], signature: CallableType, ref: ProperType | None) -> _GroupCall:
+        """In all forms of a mode: which of them it is, and so what is given, is not known."""
+        call = cls(forms[0], signature, ref)
+        if forms[1:]:
+            call.gives = call.gives_later = AnyType(TypeOfAny.explicit)
+        return call
 
     @property
     def parameters(self) -> Parameters:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
 
 from verl_protocol import DataProtoFuture
 from verl_protocol.errors import InvalidTypeError
@@ -26,7 +26,15 @@ from verl_dispatch.planning.parts import FuturePart, LazyPart, PaddedPart, told_
 
 if TYPE_CHECKING:
     from verl_dispatch import modes
-    from verl_dispatch.methods.static import Decorator, M, RefusedPair
+    from verl_dispatch.methods.static import (
+        MB,
+        BatchDecorator,
+        Blocking,
+        Decorator,
+        M,
+        MeshDecorator,
+        RefusedPair,
+    )
 
 __all__ = [
     "MAGIC_ATTR",
@@ -142,7 +150,7 @@ class FurtherOptions(TypedDict, total=False):
     tensor_transport: str | None
 
 
-# For type checkers: pairs that are refused, modes on rank 0 or some ranks, a mode on all ranks, the default
+# For type checkers: pairs that are refused, modes on rank 0 or some ranks, modes on all ranks, the default
 # mode, and last whatever is known only at run time, which must not let refused pairs through.
 @overload
 def register(  # type: ignore[overload-overlap]
@@ -153,23 +161,22 @@ def register(  # type: ignore[overload-overlap]
     **more: Unpack[FurtherOptions],
 ) -> RefusedPair: ...
 @overload
-def register(
-    dispatch_mode: modes.WholeMode = ...,
-    *,
-    execute_mode: modes.ExecuteRankZero,
-    blocking: Literal[True] = ...,
+def register(  # type: ignore[overload-overlap]
+    dispatch_mode: modes.RankZero,
+    execute_mode: modes.ExecuteSome,
+    blocking: bool = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
-) -> Decorator[modes.RankZero, Literal[True]]: ...
+) -> RefusedPair: ...
 @overload
 def register(
     dispatch_mode: modes.WholeMode = ...,
     *,
     execute_mode: modes.ExecuteRankZero,
-    blocking: Literal[False],
+    blocking: Blocking = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
-) -> Decorator[modes.RankZero, Literal[False]]: ...
+) -> Decorator[modes.RankZero, Blocking]: ...
 @overload
 def register(
     dispatch_mode: modes.OneToAll,
@@ -179,38 +186,37 @@ def register(
     **more: Unpack[FurtherOptions],
 ) -> Decorator[modes.SomeRanks, Any]: ...
 @overload
-def register(
-    dispatch_mode: M,
+def register(  # type: ignore[overload-overlap]
+    dispatch_mode: modes.NdBatches,
     execute_mode: modes.ExecuteAll = ...,
-    blocking: Literal[True] = ...,
+    blocking: Blocking = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
-) -> Decorator[M, Literal[True]]: ...
+) -> MeshDecorator[Blocking]: ...
+@overload
+def register(  # type: ignore[overload-overlap]
+    dispatch_mode: MB,
+    execute_mode: modes.ExecuteAll = ...,
+    blocking: Blocking = ...,
+    materialize_futures: bool = ...,
+    **more: Unpack[FurtherOptions],
+) -> BatchDecorator[MB, Blocking]: ...
 @overload
 def register(
     dispatch_mode: M,
     execute_mode: modes.ExecuteAll = ...,
-    *,
-    blocking: Literal[False],
+    blocking: Blocking = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
-) -> Decorator[M, Literal[False]]: ...
+) -> Decorator[M, Blocking]: ...
 @overload
 def register(
     *,
     execute_mode: modes.ExecuteAll = ...,
-    blocking: Literal[True] = ...,
+    blocking: Blocking = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
-) -> Decorator[modes.AllToAll, Literal[True]]: ...
-@overload
-def register(
-    *,
-    execute_mode: modes.ExecuteAll = ...,
-    blocking: Literal[False],
-    materialize_futures: bool = ...,
-    **more: Unpack[FurtherOptions],
-) -> Decorator[modes.AllToAll, Literal[False]]: ...
+) -> Decorator[modes.AllToAll, Blocking]: ...
 @overload
 def register(
     dispatch_mode: DispatchMode = ...,

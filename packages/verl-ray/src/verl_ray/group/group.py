@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import signature
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self, TypeVar, overload
 
 import ray
 from ray.exceptions import GetTimeoutError
@@ -268,7 +268,7 @@ class RayWorkerGroup(WorkerSetGroup[GroupWorker]):
         worker_nsight_options: Mapping[str, Any] | None = None,
         wait: bool = True,
         on_restart: Callable[[Any], object] | None = None,
-        **unknown: Any,
+        **unknown: Never,
     ) -> None:
         for name in unknown:
             raise UnknownKeywordError(name, list(signature(RayWorkerGroup).parameters)[:-1])
