@@ -442,6 +442,22 @@ def test_rows_that_cannot_be_matched_with_padded_rows_are_an_error(
         groups[4].answer(batch(7, auto_padding=True), Broadcast(answer))
 
 
+@pytest.mark.parametrize("options", [{}, {"auto_padding": True}, {"uneven": "balanced"}])
+@pytest.mark.parametrize("empty", [DataProto(), DataProto(meta_info={"metrics": {"loss": 1.0}})])
+def test_a_rank_that_answers_no_rows_where_others_do_is_an_error(
+    groups: dict[int, Any], options: dict[str, Any], empty: DataProto
+) -> None:
+    some = Broadcast(lambda rank, data: data if rank == 0 else empty)
+    with pytest.raises(AnswerError, match="rank 1 was sent 2 rows and returned 0: other ranks returned rows"):
+        groups[2].answer.options(**options)(batch(4), some)
+    assert len(groups[2].answer.options(**options)(batch(4), Broadcast(lambda rank, data: empty))) == 0
+
+
+def test_what_no_rows_were_sent_for_may_come_from_some_ranks(groups: dict[int, Any]) -> None:
+    some = Broadcast(lambda rank, data: batch(3) if rank == 0 else DataProto())
+    assert rows_of(groups[2].answer(Broadcast(None), some)) == [0, 1, 2]
+
+
 def test_reordered_rows_need_an_answer_from_every_rank(groups: dict[int, Any]) -> None:
     weighted = batch(4).union(DataProto.from_dict(tensors={"w": torch.tensor([9, 1, 1, 1])}))
     balanced = groups[2].answer.options(balance="w")

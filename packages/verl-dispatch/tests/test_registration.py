@@ -3,22 +3,28 @@
 import asyncio
 import inspect
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from functools import cached_property, partialmethod, update_wrapper
+from typing import Annotated, Any, TypedDict, TypeVar
 
 import pytest
 import torch
+from tensordict import TensorDict
 from verl_dispatch import (
     MAGIC_ATTR,
+    Broadcast,
     Dispatch,
     Execute,
+    LocalWorkerGroup,
     _check_dispatch_mode,
     _materialize_futures,
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
-from verl_dispatch.errors import InvalidModeError
+from verl_dispatch import Worker as DispatchWorker
+from verl_dispatch import make_nd_compute_dataproto_dispatch_fn as nd
+from verl_dispatch.errors import InvalidModeError, WorkerClassError
 from verl_dispatch.methods.decorator import register_options
 from verl_protocol import DataProto, DataProtoFuture
 from verl_protocol.errors import InvalidTypeError
@@ -201,11 +207,178 @@ def test_rank_zero_execution_goes_with_the_other_modes(mode: Dispatch) -> None:
     assert getattr(method, MAGIC_ATTR)["execute_mode"] is Execute.RANK_ZERO
 
 
-@pytest.mark.parametrize("thing", [3, staticmethod(lambda: 0), property(lambda self: 0), int])
+class Adder:
+    def __call__(self, worker: Any, value: int) -> int:
+        return value + 1
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [3, staticmethod(lambda: 0), property(lambda self: 0), int, Adder(), partialmethod(lambda self, x: x, 1)],
+)
 def test_only_functions_can_be_registered(thing: Any) -> None:
     decorate: Callable[[Any], Any] = register()
-    with pytest.raises(TypeError, match="register decorates functions"):
+    with pytest.raises(TypeError, match=r"register decorates functions, got .*write a method"):
         decorate(thing)
+
+
+def test_generators_are_refused_at_decoration() -> None:
+    def pieces(self: Any) -> Any:
+        yield 1
+
+    async def pieces_async(self: Any) -> Any:
+        yield 1
+
+    for function in (pieces, pieces_async):
+        with pytest.raises(TypeError, match=rf"{function.__name__} is a generator.*return a list.*stream"):
+            register(dispatch_mode=Dispatch.ONE_TO_ALL)(function)
+
+
+class Metrics(TypedDict):
+    loss: float
+
+
+JOINING = [Dispatch.DP_COMPUTE_PROTO, Dispatch.DP_COMPUTE_PROTO_WITH_FUNC, nd("actor")]
+NO_BATCHES = [
+    None,
+    int,
+    bool,
+    dict,
+    dict[str, float],
+    tuple[int, int],
+    list[DataProto],
+    str | None,
+    "int",
+    "None",
+]
+
+
+@pytest.mark.parametrize("mode", JOINING)
+@pytest.mark.parametrize("answer", [*NO_BATCHES, "dict[str, int]", "int | None", torch.Tensor, Metrics])
+def test_an_answer_that_is_never_a_batch_is_refused_at_decoration(mode: Any, answer: Any) -> None:
+    def method(self: Any, batch: DataProto) -> Any: ...
+
+    method.__annotations__["return"] = answer
+    with pytest.raises(TypeError, match=r"method is annotated to answer .* joins batches.*DP_COMPUTE_METRIC"):
+        register(dispatch_mode=mode, blocking=False)(method)
+
+
+T = TypeVar("T")
+Rows = DataProto
+
+
+MAYBE_BATCHES = [Any, object, T, DataProto, TensorDict, DataProto | None, Annotated[DataProto, "it"], Mapping]
+UNKNOWN = [
+    "Rows",
+    "T",
+    "OnlyForTypeCheckers",
+    "DataProto | None",
+    "what is this?",
+    "list[Unknown]",
+    "self.kind",
+]
+
+
+@pytest.mark.parametrize("answer", [*MAYBE_BATCHES, *UNKNOWN])
+@pytest.mark.parametrize("mode", JOINING)
+def test_an_answer_that_may_be_a_batch_is_not(mode: Any, answer: Any) -> None:
+    def method(self: Any, batch: DataProto) -> Any: ...
+
+    method.__annotations__["return"] = answer
+    register(dispatch_mode=mode)(method)
+
+
+@pytest.mark.parametrize("answer", NO_BATCHES)
+def test_other_modes_take_any_answer(answer: Any) -> None:
+    def method(self: Any, batch: DataProto) -> Any: ...
+
+    method.__annotations__["return"] = answer
+    for mode in (Dispatch.DP_COMPUTE_METRIC, Dispatch.ALL_TO_ALL, Dispatch.ONE_TO_ALL):
+        register(dispatch_mode=mode)(method)
+
+
+# --- decorators below, and above --------------------------------------------------------------------------
+
+
+def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As a profiler often is: without functools.wraps."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
+def positional(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    return call
+
+
+class Wrapped(DispatchWorker):
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @logged
+    def save(self, path: str, step: int = 0) -> Any:
+        return self.rank, path, step
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @logged
+    @logged
+    def load(self, path: str, *, step: int = 0) -> Any:
+        return self.rank, path, step
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @positional
+    def place(self, path: str) -> Any:
+        return self.rank, path
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @logged
+    async def later(self, path: str) -> Any:
+        return self.rank, path
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @logged
+    def rows(self, data: DataProto, scale: int = 1) -> DataProto:
+        return DataProto.from_dict(tensors={"i": data.tensor("i") * scale})
+
+
+def test_a_decorator_below_that_hides_the_signature_changes_nothing() -> None:
+    group: Any = LocalWorkerGroup(Wrapped, 2)
+    assert group.save("p", step=2) == group.call(Wrapped.save, "p", 2) == [(0, "p", 2), (1, "p", 2)]
+    assert group.load("p", step=3) == [(0, "p", 3), (1, "p", 3)]
+    assert group.place("p") == group.call(Wrapped.place, "p") == [(0, "p"), (1, "p")]
+    assert group.later("p") == [(0, "p"), (1, "p")]
+    data = DataProto.from_dict(tensors={"i": torch.arange(4)})
+    assert group.rows(data, scale=Broadcast(2)).tensor("i").tolist() == [0, 2, 4, 6]
+    assert group.save.__name__ == "save"
+    with pytest.raises(TypeError, match=r"place\(\*args.*unexpected keyword argument 'path'"):
+        group.place(path="p")
+
+
+def held(kind: Any) -> type:
+    function = register(dispatch_mode=Dispatch.ONE_TO_ALL)(lambda self, *values: values)
+    member = partialmethod(function, 1) if kind is partialmethod else kind(function)
+    return type("Held", (DispatchWorker,), {"odd": member})
+
+
+@pytest.mark.parametrize("kind", [property, cached_property, partialmethod, classmethod, staticmethod])
+def test_what_hides_a_registered_function_is_refused_by_name(kind: Any) -> None:
+    with pytest.raises(WorkerClassError, match=rf"Held.odd is registered, but is a {kind.__name__}"):
+        LocalWorkerGroup(held(kind), 1)
+
+
+def test_an_object_that_looks_like_a_registered_function_is_refused_by_name() -> None:
+    class Timed:
+        def __init__(self, function: Any) -> None:
+            update_wrapper(self, function)
+
+        def __call__(self, *args: Any) -> Any: ...
+
+    odd = type("Held", (DispatchWorker,), {"odd": Timed(vars(Wrapped)["save"])})
+    with pytest.raises(WorkerClassError, match=r"Held.odd is registered, but is a Timed"):
+        LocalWorkerGroup(odd, 1)
 
 
 def test_a_registered_function_can_be_pickled_by_name() -> None:

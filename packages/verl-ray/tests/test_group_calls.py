@@ -29,6 +29,15 @@ from verl_ray.errors import StaleReferenceError
 WORLD = 4
 
 
+def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Hides the signature of a method, as a decorator without functools.wraps does."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
 class Echo(Worker):
     """Says what it gets, and who it is."""
 
@@ -60,6 +69,11 @@ class Echo(Worker):
     def spoil(self, weights: dict[str, torch.Tensor]) -> float:
         weights["w"].add_(self.rank + 1)
         return float(weights["w"][0])
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @logged
+    def save(self, path: str, step: int = 0) -> Any:
+        return self.rank, path, step
 
     @register(dispatch_mode=Dispatch.ALL_TO_ALL)
     def each(self, x: Any) -> Any:
@@ -291,6 +305,11 @@ def test_real_handles_reach_the_users_object(group: RayWorkerGroup[Echo]) -> Non
     ]
     word = ray.get(group.workers[0].__ray_call__.remote(lambda worker: (type(worker).__name__, worker.word)))
     assert word == ("Echo", "hello")
+
+
+def test_a_decorator_that_hides_the_signature_changes_nothing(group: RayWorkerGroup[Echo]) -> None:
+    assert group.save("p", step=2) == [(rank, "p", 2) for rank in range(WORLD)]
+    assert ray.get(group.workers[1].save.remote("p", step=2)) == (1, "p", 2)
 
 
 def test_calls_are_timed_by_rank(group: RayWorkerGroup[Echo]) -> None:

@@ -268,8 +268,10 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
             found, given = self._methods.get(method), method
         else:
             found, given = self._methods.get(_name_of(method)), getattr(method, "__qualname__", repr(method))
-            if found is not None and method is not found._method.function and not self._inherits(method):
-                found = None
+            if found is None or method is not found._method.function:
+                # A decorator without functools.wraps leaves a method without its name.
+                same = (each for each in self._methods.values() if each._method.function is method)
+                found = next(same, found if found is not None and self._inherits(method) else None)
         if found is None:
             raise self._unknown(given)
         return found

@@ -1,28 +1,41 @@
-"""`@register`: says how a worker method is called on a group, and resolves futures among its arguments."""
+"""`@register`: says how a worker method is called on a group, and finishes its arguments at the worker."""
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    TypedDict,
+    TypeVar,
+    Union,
+    Unpack,
+    cast,
+    get_args,
+    get_origin,
+    overload,
+)
 
-from verl_protocol import DataProtoFuture
 from verl_protocol.errors import InvalidTypeError
 
-from verl_dispatch.errors import UnevenRowsError
+from verl_dispatch.errors import InvalidModeError
 from verl_dispatch.methods.registry import (
     DispatchMode,
     check_dispatch_mode,
     check_execute_mode,
     check_pair,
-    no_mode,
+    mode_name,
+    spec_of,
 )
 from verl_dispatch.modes import Dispatch, Execute
-from verl_dispatch.planning.layout import RowTrim
-from verl_dispatch.planning.parts import FuturePart, LazyPart, PaddedPart, told_of_call
+from verl_dispatch.planning.collectors import BatchCollector
+from verl_dispatch.planning.parts import has_unresolved, resolve_parts, resolve_parts_async, trim_answer
 
 if TYPE_CHECKING:
     from verl_dispatch import modes
@@ -42,84 +55,6 @@ __all__ = [
     "register",
     "register_options",
 ]
-
-
-# --- What the worker does with its arguments before the method runs, and with the answer after it ---------
-# Most parts arrive ready. Two kinds are finished at the worker: futures, so that only the rows needed are
-# fetched and only where they are needed; and padded parts of calls whose answers the driver never sees.
-
-
-_UNRESOLVED = (DataProtoFuture, PaddedPart, FuturePart)
-Trim: TypeAlias = RowTrim | LazyPart
-Resolved: TypeAlias = tuple[tuple[Any, ...], dict[str, Any], Trim | None]
-
-
-def has_unresolved(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an argument is still to be finished at the worker: a future, or a padded part."""
-    for value in args:
-        if isinstance(value, _UNRESOLVED):
-            return True
-    return bool(kwargs) and any(isinstance(value, _UNRESOLVED) for value in kwargs.values())
-
-
-def resolve_parts(args: tuple[Any, ...], kwargs: dict[str, Any], materialize: bool) -> Resolved:
-    """The arguments as the method wants them, and how its answer is to be trimmed."""
-    trims: list[Trim] = []
-    values = tuple([_resolve(value, materialize, trims) for value in args])
-    named = {name: _resolve(value, materialize, trims) for name, value in kwargs.items()}
-    return values, named, trims[0] if trims else None
-
-
-async def resolve_parts_async(args: tuple[Any, ...], kwargs: dict[str, Any], materialize: bool) -> Resolved:
-    """`resolve_parts` that awaits futures instead of blocking the event loop."""
-    trims: list[Trim] = []
-    values = tuple([await _resolve_async(value, materialize, trims) for value in args])
-    named = {name: await _resolve_async(value, materialize, trims) for name, value in kwargs.items()}
-    return values, named, trims[0] if trims else None
-
-
-def trim_answer(answer: Any, trim: Trim | None) -> Any:
-    """The answer without the rows that padding caused."""
-    return answer if trim is None else trim.apply(answer)
-
-
-def _resolve(value: Any, materialize: bool, trims: list[Trim]) -> Any:
-    if isinstance(value, FuturePart):
-        return _resolve_part(value, materialize, trims)
-    if isinstance(value, PaddedPart):
-        trims.append(value.trim)
-        return value.value
-    if not materialize or not isinstance(value, DataProtoFuture):
-        return value
-    try:
-        return value.get()
-    except UnevenRowsError as error:
-        raise told_of_call(value, error) from None
-
-
-async def _resolve_async(value: Any, materialize: bool, trims: list[Trim]) -> Any:
-    if isinstance(value, FuturePart) and materialize:
-        return await asyncio.to_thread(_resolve_part, value, materialize, trims)
-    if isinstance(value, DataProtoFuture) and materialize:
-        try:
-            return await value
-        except UnevenRowsError as error:
-            raise told_of_call(value, error) from None
-    return _resolve(value, materialize, trims)
-
-
-def _resolve_part(part: FuturePart, materialize: bool, trims: list[Trim]) -> Any:
-    if not materialize:
-        lazy = LazyPart(part)
-        trims.append(lazy)
-        return lazy.future()
-    value, trim = part.resolve()
-    if trim is not None:
-        trims.append(trim)
-    return value
-
-
-# --------------------------------------------------------------------------------------------------------
 
 
 MAGIC_ATTR = "__verl_dispatch__"
@@ -271,15 +206,24 @@ def register(
     options = RegisterOptions(materialize_futures, read_only, tensor_transport)
 
     def decorate(function: F) -> F:
-        if not inspect.isfunction(function):
-            problem = f"got {function!r}; put it below other decorators"
-            raise InvalidTypeError(f"register decorates functions, {problem}")
+        _check_function(function)
+        if spec_of(dispatch_mode).collector is BatchCollector:
+            _check_answers_batch(function, mode_name(dispatch_mode))
         wrapper = _wrapped(function, materialize_futures)
+        _say_self(wrapper)
         setattr(wrapper, MAGIC_ATTR, marks)
         setattr(wrapper, _OPTIONS_ATTR, options)
         return cast(F, wrapper)
 
     return decorate
+
+
+def register_options(function: object) -> RegisterOptions:
+    """The further options that a registered function was given."""
+    return cast(RegisterOptions, getattr(function, _OPTIONS_ATTR, RegisterOptions()))
+
+
+# --- what cannot be registered ----------------------------------------------------------------------------
 
 
 def _check_flags(**flags: Any) -> None:
@@ -292,9 +236,60 @@ def _bad_option(option: str, given: object, expected: str) -> InvalidTypeError:
     return InvalidTypeError(f"{option} of register is {given!r}, expected {expected}")
 
 
-def register_options(function: object) -> RegisterOptions:
-    """The further options that a registered function was given."""
-    return cast(RegisterOptions, getattr(function, _OPTIONS_ATTR, RegisterOptions()))
+def _check_function(function: Any) -> None:
+    if not inspect.isfunction(function):
+        raise InvalidTypeError(
+            f"register decorates functions, got {function!r}; write a method that takes self, register that, "
+            "and use the other from there"
+        )
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidTypeError(
+            f"{function.__qualname__} is a generator, which cannot be sent from a worker to the driver; "
+            "return a list, or call a method for each piece (group.method.stream gives the ranks' answers as "
+            "they come)"
+        )
+
+
+def _check_answers_batch(function: Any, mode: str) -> None:
+    annotation = _return_annotation(function)
+    if _is_never_batch(annotation):
+        shown = getattr(annotation, "__name__", annotation) if isinstance(annotation, type) else annotation
+        raise InvalidModeError(
+            f"{function.__qualname__} is annotated to answer {shown}, but its mode {mode} joins batches "
+            "(DataProto or TensorDict): return a batch, or register it with DP_COMPUTE_METRIC, which splits "
+            "batches alike and gives a list of per-rank values"
+        )
+
+
+def _return_annotation(function: Any) -> Any:
+    """What a function is annotated to return; Any where that is not said, or cannot be made out yet."""
+    inner = inspect.unwrap(function)
+    annotation = inner.__annotations__.get("return", Any)
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, inner.__globals__)
+    except Exception:  # a name that only type checkers know, or of the class that is being made
+        return Any
+
+
+def _is_never_batch(annotation: Any) -> bool:
+    """Whether no value of this type is a batch; False in doubt, as with Any, protocols and type variables."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _is_never_batch(get_args(annotation)[0])
+    if origin in (Union, UnionType):
+        return all(map(_is_never_batch, get_args(annotation)))
+    kind = origin or annotation
+    return kind is None or (isinstance(kind, type) and issubclass(kind, _never_batches()))
+
+
+def _never_batches() -> tuple[type, ...]:
+    tensor = getattr(sys.modules.get("torch"), "Tensor", NoneType)
+    return (NoneType, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, tensor)
+
+
+# --- what is registered: at the worker, the method with its arguments finished ----------------------------
 
 
 def _wrapped(function: Callable[..., Any], materialize: bool) -> Callable[..., Any]:
@@ -319,15 +314,22 @@ def _wrapped(function: Callable[..., Any], materialize: bool) -> Callable[..., A
     return run
 
 
+def _say_self(wrapper: Any) -> None:
+    """Gives `f(*args)`, as a decorator without functools.wraps makes of a method, the `self` it takes unsaid.
+
+    Whoever reads the signature takes the first parameter for `self`: groups, and Ray for its handles, which
+    looks at the innermost function.
+    """
+    signature = inspect.signature(wrapper)
+    parameters = list(signature.parameters.values())
+    if parameters and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
+        name = "_self" if "self" in signature.parameters else "self"
+        worker = inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY)
+        wrapper.__signature__ = signature.replace(parameters=[worker, *parameters])
+        del wrapper.__wrapped__
+
+
 def _materialize_futures(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with every DataProtoFuture among them replaced by its value."""
     resolved, named, _ = resolve_parts(args, kwargs, materialize=True)
     return resolved, dict(named)
-
-
-def registered_marks(function: object) -> Mapping[str, Any] | None:
-    """The three marks of a registered function, or None."""
-    marks = getattr(function, MAGIC_ATTR, None)
-    if marks is not None and not {"dispatch_mode", "execute_mode", "blocking"} <= set(marks):
-        raise no_mode("dispatch_mode", marks, Dispatch.names())
-    return cast("Mapping[str, Any] | None", marks)

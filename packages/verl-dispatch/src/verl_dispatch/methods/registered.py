@@ -21,6 +21,78 @@ __all__ = [
 ]
 
 
+def registered_methods(cls: type, reserved: frozenset[str] = frozenset()) -> dict[str, RegisteredMethod]:
+    """All registered methods of a worker class, by name; backends call this before they start anything.
+
+    Raises:
+        WorkerClassError: a method named like something that the group needs, an override that drops or
+            changes the registration of what it overrides, or one that is no method (a property, say).
+        TypeError: a mode that has lost its functions.
+    """
+    found: dict[str, RegisteredMethod] = {}
+    for name in dir(cls):
+        member = inspect.getattr_static(cls, name)
+        _check_override(cls, name, member)
+        hidden = any(hasattr(getattr(member, inner, None), MAGIC_ATTR) for inner in _HOLD_FUNCTIONS)
+        if not hasattr(member, MAGIC_ATTR) and not hidden:
+            continue
+        if hidden or not inspect.isfunction(member):
+            raise _no_instance_method(cls.__qualname__, name, type(member).__name__)
+        if _takes_nothing(member):
+            raise _no_instance_method(cls.__qualname__, name, "function without self")
+        if name in reserved:
+            raise reserved_name(name, cls.__qualname__)
+        found[name] = RegisteredMethod.of(name, member)
+    return found
+
+
+_HOLD_FUNCTIONS = ("__func__", "fget", "func")
+"""Where class and static methods, properties, and partial methods and cached properties keep theirs."""
+
+
+def reserved_name(name: str, cls: str) -> WorkerClassError:
+    """The error about a method, or a role, that is named like something the group itself needs."""
+    return WorkerClassError(f"method {name!r} of {cls} is reserved by the worker group; rename the method")
+
+
+def _no_instance_method(cls: str, name: str, kind: str) -> WorkerClassError:
+    return WorkerClassError(
+        f"{cls}.{name} is registered, but is a {kind}: a group runs methods of its workers; "
+        f"register a method that takes self, and call the {kind} from there"
+    )
+
+
+def _changed_override(cls: str, name: str, base: str, problem: str) -> WorkerClassError:
+    return WorkerClassError(
+        f"{cls}.{name} overrides the registered {base}.{name} {problem}; "
+        "decorate the override with the same modes, or give it another name"
+    )
+
+
+def _takes_nothing(function: Any) -> bool:
+    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+    return not kinds or kinds[0] in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+
+
+def _check_override(cls: type, name: str, function: Any) -> None:
+    for base in cls.__mro__[1:]:
+        marks = getattr(base.__dict__.get(name), MAGIC_ATTR, None)
+        if marks is None:
+            continue
+        own = getattr(function, MAGIC_ATTR, None)
+        if own is None:
+            raise _changed_override(cls.__qualname__, name, base.__qualname__, "without @register")
+        if own["dispatch_mode"] != marks["dispatch_mode"]:
+            change = f"with {mode_name(own['dispatch_mode'])} instead of {mode_name(marks['dispatch_mode'])}"
+            raise _changed_override(cls.__qualname__, name, base.__qualname__, change)
+        if own["execute_mode"] != marks["execute_mode"]:
+            change = f"with execute mode {own['execute_mode'].name} instead of {marks['execute_mode'].name}"
+            raise _changed_override(cls.__qualname__, name, base.__qualname__, change)
+
+
+# --- what a group knows of one of them --------------------------------------------------------------------
+
+
 _PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
@@ -130,67 +202,3 @@ def _without_self(function: Callable[..., Any]) -> inspect.Signature:
 def _positional_names(signature: inspect.Signature) -> tuple[str, ...]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return tuple(name for name, parameter in signature.parameters.items() if parameter.kind in kinds)
-
-
-def registered_methods(cls: type, reserved: frozenset[str] = frozenset()) -> dict[str, RegisteredMethod]:
-    """All registered methods of a worker class, by name; backends call this before they start anything.
-
-    Raises:
-        WorkerClassError: a method named like something that the group needs, an override that drops or
-            changes the registration of what it overrides, or one without self (a class method, say).
-        TypeError: a mode that has lost its functions.
-    """
-    found: dict[str, RegisteredMethod] = {}
-    for name in dir(cls):
-        function = inspect.getattr_static(cls, name)
-        _check_override(cls, name, function)
-        if isinstance(function, classmethod | staticmethod) and hasattr(function.__func__, MAGIC_ATTR):
-            raise _no_instance_method(cls.__qualname__, name, type(function).__name__)
-        if not hasattr(function, MAGIC_ATTR):
-            continue
-        if _takes_nothing(function):
-            raise _no_instance_method(cls.__qualname__, name, "function without self")
-        if name in reserved:
-            raise reserved_name(name, cls.__qualname__)
-        found[name] = RegisteredMethod.of(name, function)
-    return found
-
-
-def reserved_name(name: str, cls: str) -> WorkerClassError:
-    """The error about a method, or a role, that is named like something the group itself needs."""
-    return WorkerClassError(f"method {name!r} of {cls} is reserved by the worker group; rename the method")
-
-
-def _no_instance_method(cls: str, name: str, kind: str) -> WorkerClassError:
-    return WorkerClassError(
-        f"{cls}.{name} is registered, but is a {kind}: a group runs methods of its workers; "
-        f"register a method that takes self, and call the {kind} from there"
-    )
-
-
-def _changed_override(cls: str, name: str, base: str, problem: str) -> WorkerClassError:
-    return WorkerClassError(
-        f"{cls}.{name} overrides the registered {base}.{name} {problem}; "
-        "decorate the override with the same modes, or give it another name"
-    )
-
-
-def _takes_nothing(function: Any) -> bool:
-    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
-    return not kinds or kinds[0] in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-
-
-def _check_override(cls: type, name: str, function: Any) -> None:
-    for base in cls.__mro__[1:]:
-        marks = getattr(base.__dict__.get(name), MAGIC_ATTR, None)
-        if marks is None:
-            continue
-        own = getattr(function, MAGIC_ATTR, None)
-        if own is None:
-            raise _changed_override(cls.__qualname__, name, base.__qualname__, "without @register")
-        if own["dispatch_mode"] != marks["dispatch_mode"]:
-            change = f"with {mode_name(own['dispatch_mode'])} instead of {mode_name(marks['dispatch_mode'])}"
-            raise _changed_override(cls.__qualname__, name, base.__qualname__, change)
-        if own["execute_mode"] != marks["execute_mode"]:
-            change = f"with execute mode {own['execute_mode'].name} instead of {marks['execute_mode'].name}"
-            raise _changed_override(cls.__qualname__, name, base.__qualname__, change)

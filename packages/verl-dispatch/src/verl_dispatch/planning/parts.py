@@ -1,11 +1,17 @@
-"""Futures among the arguments: cut without waiting for them, finished at the worker."""
+"""Parts that the worker finishes: cut by the driver, resolved before the method runs, trimmed after it.
+
+Most parts arrive ready. These do not: parts of futures, for which the driver does not wait, so that only the
+rows needed are fetched and only where they are needed; and padded parts of calls whose answers the driver
+never sees.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 from verl_protocol import DataProtoFuture
 from verl_protocol.futures.parts import Cut, Rows
@@ -15,7 +21,60 @@ from verl_dispatch.planning import batches
 from verl_dispatch.planning.layout import RowLayout, RowTrim, padded_layout, unequal_rows, uneven_rows
 from verl_dispatch.planning.options import CallOptions
 
-__all__ = ["FuturePart", "LazyPart", "split_future", "told_of_call"]
+__all__ = [
+    "FuturePart",
+    "PaddedPart",
+    "has_unresolved",
+    "resolve_parts",
+    "resolve_parts_async",
+    "split_future",
+    "trim_answer",
+]
+
+
+# --- in the driver ----------------------------------------------------------------------------------------
+
+
+def split_future(
+    future: DataProtoFuture[Any],
+    num_parts: int,
+    options: CallOptions,
+    padded: bool,
+    num_rows: int | None,
+    method: str,
+    label: str,
+) -> list[Any]:
+    """One part per worker; the driver neither waits for the future nor fetches any of it."""
+    if not padded:
+        uneven = options.uneven is not None
+        return [future._cut(WorkerCut(num_parts, index, uneven, label)) for index in range(num_parts)]
+    return [FuturePart(future, index, num_parts, method, num_rows) for index in range(num_parts)]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCut(Cut):
+    """The choice of the rows of one worker, for the argument named `label`."""
+
+    label: str
+
+    def span(self, num_rows: int) -> tuple[int, int]:
+        """Where the worker's rows begin and end among `num_rows` rows.
+
+        Raises:
+            UnevenRowsError: uneven parts, but fewer rows than workers: no worker shall be left without rows.
+            UnevenRowsError: the rows do not divide among the workers.
+        """
+        if self.uneven and 0 < num_rows < self.num_pieces:
+            raise uneven_rows(self.label, num_rows, self.num_pieces, too_few=True)
+        return Cut.span(self, num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedPart:
+    """A part of a batch with padding rows at its end, whose answer is trimmed at the worker."""
+
+    value: Any
+    trim: RowTrim
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +130,7 @@ class FuturePart:
         return layout.trim(self.method, self.index, self.index) if self.num_rows is None else None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerCut(Cut):
-    """The choice of the rows of one worker, for the argument named `label`."""
-
-    label: str
-
-    def span(self, num_rows: int) -> tuple[int, int]:
-        """Where the worker's rows begin and end among `num_rows` rows.
-
-        Raises:
-            UnevenRowsError: uneven parts, but fewer rows than workers: no worker shall be left without rows.
-            UnevenRowsError: the rows do not divide among the workers.
-        """
-        if self.uneven and 0 < num_rows < self.num_pieces:
-            raise uneven_rows(self.label, num_rows, self.num_pieces, too_few=True)
-        return Cut.span(self, num_rows)
-
-
-def told_of_call(future: DataProtoFuture[Any], error: UnevenRowsError) -> ValueError:
-    """The error as the caller of the method understands it: rows of an argument, and workers."""
-    cut = future._cuts[-1] if future._cuts else None
-    if isinstance(cut, WorkerCut) and cut.num_pieces == error.num_parts:
-        return uneven_rows(cut.label, error.num_rows, error.num_parts, too_few=cut.uneven)
-    return error
+# --- at the worker ----------------------------------------------------------------------------------------
 
 
 class LazyPart:
@@ -132,25 +168,81 @@ def _only(values: Sequence[Any]) -> Any:
     return values[0]
 
 
-def split_future(
-    future: DataProtoFuture[Any],
-    num_parts: int,
-    options: CallOptions,
-    padded: bool,
-    num_rows: int | None,
-    method: str,
-    label: str,
-) -> list[Any]:
-    """One part per worker; the driver neither waits for the future nor fetches any of it."""
-    if not padded:
-        uneven = options.uneven is not None
-        return [future._cut(WorkerCut(num_parts, index, uneven, label)) for index in range(num_parts)]
-    return [FuturePart(future, index, num_parts, method, num_rows) for index in range(num_parts)]
+_UNRESOLVED = (DataProtoFuture, PaddedPart, FuturePart)
+Trim: TypeAlias = RowTrim | LazyPart
+Resolved: TypeAlias = tuple[tuple[Any, ...], dict[str, Any], Trim | None]
 
 
-@dataclass(frozen=True, slots=True)
-class PaddedPart:
-    """A part of a batch with padding rows at its end, whose answer is trimmed at the worker."""
+def has_unresolved(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an argument is still to be finished at the worker: a future, or a padded part."""
+    for value in args:
+        if isinstance(value, _UNRESOLVED):
+            return True
+    return bool(kwargs) and any(isinstance(value, _UNRESOLVED) for value in kwargs.values())
 
-    value: Any
-    trim: RowTrim
+
+def resolve_parts(args: tuple[Any, ...], kwargs: Mapping[str, Any], materialize: bool) -> Resolved:
+    """The arguments as the method wants them, and how its answer is to be trimmed."""
+    trims: list[Trim] = []
+    values = tuple([_resolve(value, materialize, trims) for value in args])
+    named = {name: _resolve(value, materialize, trims) for name, value in kwargs.items()}
+    return values, named, trims[0] if trims else None
+
+
+async def resolve_parts_async(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], materialize: bool
+) -> Resolved:
+    """`resolve_parts` that awaits futures instead of blocking the event loop."""
+    trims: list[Trim] = []
+    values = tuple([await _resolve_async(value, materialize, trims) for value in args])
+    named = {name: await _resolve_async(value, materialize, trims) for name, value in kwargs.items()}
+    return values, named, trims[0] if trims else None
+
+
+def trim_answer(answer: Any, trim: Trim | None) -> Any:
+    """The answer without the rows that padding caused."""
+    return answer if trim is None else trim.apply(answer)
+
+
+def _resolve(value: Any, materialize: bool, trims: list[Trim]) -> Any:
+    if isinstance(value, FuturePart):
+        return _resolve_part(value, materialize, trims)
+    if isinstance(value, PaddedPart):
+        trims.append(value.trim)
+        return value.value
+    if not materialize or not isinstance(value, DataProtoFuture):
+        return value
+    try:
+        return value.get()
+    except UnevenRowsError as error:
+        raise told_of_call(value, error) from None
+
+
+async def _resolve_async(value: Any, materialize: bool, trims: list[Trim]) -> Any:
+    if isinstance(value, FuturePart) and materialize:
+        return await asyncio.to_thread(_resolve_part, value, materialize, trims)
+    if isinstance(value, DataProtoFuture) and materialize:
+        try:
+            return await value
+        except UnevenRowsError as error:
+            raise told_of_call(value, error) from None
+    return _resolve(value, materialize, trims)
+
+
+def _resolve_part(part: FuturePart, materialize: bool, trims: list[Trim]) -> Any:
+    if not materialize:
+        lazy = LazyPart(part)
+        trims.append(lazy)
+        return lazy.future()
+    value, trim = part.resolve()
+    if trim is not None:
+        trims.append(trim)
+    return value
+
+
+def told_of_call(future: DataProtoFuture[Any], error: UnevenRowsError) -> ValueError:
+    """The error as the caller of the method understands it: rows of an argument, and workers."""
+    cut = future._cuts[-1] if future._cuts else None
+    if isinstance(cut, WorkerCut) and cut.num_pieces == error.num_parts:
+        return uneven_rows(cut.label, error.num_rows, error.num_parts, too_few=cut.uneven)
+    return error
