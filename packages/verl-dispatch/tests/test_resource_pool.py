@@ -34,7 +34,7 @@ def test_a_pool_does_not_share_the_callers_list() -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True, "2"])
 def test_counts_must_be_whole_and_positive(count: Any) -> None:
-    with pytest.raises(ValueError, match="process_on_nodes must be whole numbers of at least 1"):
+    with pytest.raises(ValueError, match="process_on_nodes must be a whole number of at least 1"):
         ResourcePool([count])
     with pytest.raises(ValueError, match="process_count"):
         ResourcePool().add_node(count)

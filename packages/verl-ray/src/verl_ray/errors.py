@@ -13,7 +13,6 @@ __all__ = [
     "NOTHING_LEFT",
     "AcceleratorNotOffered",
     "AttachError",
-    "AttributesDiffer",
     "DetachedGroupError",
     "MadeOfFacts",
     "NodeLost",
@@ -28,7 +27,6 @@ __all__ = [
     "ResourceUnavailable",
     "RestartsRefusedError",
     "SlotOverdrawn",
-    "SplitSizeError",
     "StaleFutureError",
     "StaleReferenceError",
     "StartTimeout",
@@ -62,7 +60,7 @@ class PlacementTimeout(MadeOfFacts, ResourceUnavailable):
         super().__init__(
             f"could not reserve {request} within {waited_s:.0f} s; {report}. {left}. "
             "Ask for less (process_on_nodes, cpus_per_worker; leave max_colocate_count out, and all groups "
-            "of the pool share one CPU per process), shut down other pools, add nodes, or allow more time "
+            "on a slot share its CPUs), shut down other pools, add nodes, or allow more time "
             "with timeout_s="
         )
 
@@ -136,28 +134,6 @@ class PoolAlreadyPlaced(MadeOfFacts, RuntimeError):
             f"pool {pool!r} is already placed as {list(store)}; add nodes before the first use, "
             "or make a second pool and merge_resource_pool the two"
         )
-
-
-class SplitSizeError(MadeOfFacts, ValueError):
-    """The sizes do not cut the pool into whole parts."""
-
-    def __init__(self, split_size: object, world_size: int) -> None:
-        self.facts = (split_size, world_size)
-        self.split_size, self.world_size = self.facts
-        super().__init__(
-            f"split_size is {split_size!r}, expected positive sizes that add up to the {world_size} slots "
-            f"of the pool, or one number that divides {world_size}"
-        )
-
-
-class AttributesDiffer(MadeOfFacts, ValueError):
-    """Two pools cannot be one because they were made differently."""
-
-    def __init__(self, differences: Mapping[str, tuple[Any, Any]]) -> None:
-        self.facts = (dict(differences),)
-        self.differences = dict(differences)
-        table = ", ".join(f"{name}: {left!r} and {right!r}" for name, (left, right) in differences.items())
-        super().__init__(f"cannot merge pools that differ in {table}; make both with the same values")
 
 
 class PortRangeExhausted(MadeOfFacts, ResourceUnavailable):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+from verl_protocol.arguments import whole_number
+
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
@@ -39,8 +41,8 @@ class ResourcePool:
         max_colocate_count: int = 10,
         n_gpus_per_node: int = 8,
     ) -> None:
-        self._store = [_count("process_on_nodes", count) for count in process_on_nodes or ()]
-        self.max_colocate_count = _count("max_colocate_count", max_colocate_count)
+        self._store = [whole_number("process_on_nodes", count, 1) for count in process_on_nodes or ()]
+        self.max_colocate_count = whole_number("max_colocate_count", max_colocate_count, 1)
         self.n_gpus_per_node = n_gpus_per_node
 
     @property
@@ -50,24 +52,24 @@ class ResourcePool:
 
     def pool(self) -> list[int]:
         """Processes on each node."""
-        return self._store
+        return self.store
 
     def add_node(self, process_count: int) -> None:
         """Appends a node with that many processes."""
-        self._store.append(_count("process_count", process_count))
+        self._store.append(whole_number("process_count", process_count, 1))
 
     @property
     def world_size(self) -> int:
         """Processes on all nodes."""
-        return sum(self._store)
+        return sum(self.store)
 
     def local_world_size_list(self) -> list[int]:
         """For every rank how many processes its node has."""
-        return [count for count in self._store for _ in range(count)]
+        return [count for count in self.store for _ in range(count)]
 
     def local_rank_list(self) -> list[int]:
         """For every rank its number on its node."""
-        return [local for count in self._store for local in range(count)]
+        return [local for count in self.store for local in range(count)]
 
 
 class ClassWithInitArgs(Generic[W_co]):
@@ -88,9 +90,3 @@ class ClassWithInitArgs(Generic[W_co]):
         """The object."""
         made: W_co = self.cls(*self.args, **self.kwargs)
         return made
-
-
-def _count(name: str, count: Any) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"{name} must be whole numbers of at least 1, got {count!r}")
-    return count

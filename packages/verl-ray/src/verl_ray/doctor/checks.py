@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from verl_protocol.errors import InvalidValueError
+
 from verl_ray.doctor.facts import DoctorFacts
-from verl_ray.pools.devices import DEVICE_MASKS, MaskConflict, unify_masks
+from verl_ray.pools.devices import DEVICE_MASKS, unify_masks
 from verl_ray.worker.environment import RANK_VARIABLES
 
 __all__ = ["Finding", "check"]
@@ -61,7 +63,7 @@ def _device_masks(facts: DoctorFacts) -> Iterator[Finding]:
     masks = {name: value for name, value in facts.environ.items() if name in DEVICE_MASKS}
     try:
         unify_masks(masks)
-    except MaskConflict as conflict:
+    except InvalidValueError as conflict:
         yield Finding("error", str(conflict), "unset all but one of them, also where `ray start` is run")
 
 

@@ -28,7 +28,6 @@ from verl_ray.group.executor import Executor
 from verl_ray.group.setup import GroupRequest, hire, random_prefix
 from verl_ray.group.worker_set import Death, Watch, WorkerSet
 from verl_ray.pools.pool import RayResourcePool
-from verl_ray.pools.spec import UnsaidStr
 from verl_ray.worker.actor import RayClassWithInitArgs, roles_of
 from verl_ray.worker.rendezvous import RendezvousRequest
 
@@ -201,7 +200,8 @@ class RayWorkerGroup(WorkerSetGroup[GroupWorker]):
     Args:
         resource_pool: where the workers run, one per slot.
         ray_cls_with_init: the worker class and its constructor's arguments.
-        bin_pack: put the workers of one entry of `process_on_nodes` on one node; False only tries to.
+        bin_pack: put the workers of one entry of `process_on_nodes` on one node; False only tries to. None:
+            on one node, unless the pool is reserved in another way already.
         name_prefix: name of the group in messages and in the workers' names; random by default.
         detached: the workers outlive this driver; needs a detached pool.
         worker_names: attach to running workers by name, see `from_detached`.
@@ -209,7 +209,8 @@ class RayWorkerGroup(WorkerSetGroup[GroupWorker]):
         ray_wait_register_center_timeout: seconds allowed for start-up, from the request to the last
             constructor.
         use_gpu: False keeps the pool's accelerators from the workers.
-        device_name: torch device that says which accelerator a pool with `use_gpu` means.
+        device_name: torch device that says which accelerator a pool with `use_gpu` means. None: what the pool
+            says, else "cuda".
         worker_env: environment variables for every worker, set before its process starts.
         forward_env: names, or patterns such as `NCCL_*`, of this process's variables for every worker.
         master_addr: where the ranks meet, with `master_port`; by default rank 0's node and a free port.
@@ -250,7 +251,7 @@ class RayWorkerGroup(WorkerSetGroup[GroupWorker]):
         self,
         resource_pool: RayResourcePool | None = None,
         ray_cls_with_init: RayClassWithInitArgs[GroupWorker] | None = None,
-        bin_pack: bool = True,
+        bin_pack: bool | None = None,
         name_prefix: str | None = None,
         detached: bool = False,
         worker_names: Sequence[str] | None = None,
@@ -258,7 +259,7 @@ class RayWorkerGroup(WorkerSetGroup[GroupWorker]):
         ray_wait_register_center_timeout: float = 300,
         *,
         use_gpu: bool | None = None,
-        device_name: str = UnsaidStr("cuda"),
+        device_name: str | None = None,
         worker_env: Mapping[str, str] | None = None,
         forward_env: Iterable[str] | None = None,
         master_addr: str | None = None,
@@ -293,7 +294,7 @@ class RayWorkerGroup(WorkerSetGroup[GroupWorker]):
             pool=resource_pool,
             template=ray_cls_with_init,
             rendezvous=RendezvousRequest(master_addr, master_port, master_port_range),
-            strategy="STRICT_PACK" if bin_pack else "PACK",
+            strategy=None if bin_pack is None else "STRICT_PACK" if bin_pack else "PACK",
             device_name=device_name,
             detached=self.is_detached,
             use_gpu=use_gpu,

@@ -43,8 +43,8 @@ class GroupRequest:
     pool: RayResourcePool
     template: RayClassWithInitArgs[Any]
     rendezvous: RendezvousRequest
-    strategy: str
-    device_name: str
+    strategy: str | None
+    device_name: str | None
     timeout_s: float
     grace_s: float
     detached: bool = False

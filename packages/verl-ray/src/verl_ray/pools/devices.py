@@ -6,14 +6,11 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl_ray.errors import MadeOfFacts
+from verl_protocol.errors import InvalidValueError
 
 __all__ = [
     "DEVICE_MASKS",
     "Accelerator",
-    "DeviceNotVisible",
-    "MaskConflict",
-    "UnknownDeviceName",
     "accelerator_named",
     "hidden_masks",
     "is_noset",
@@ -76,41 +73,6 @@ DEVICE_MASKS: frozenset[str] = frozenset(
 """Variables that say which accelerators a process may see; only Ray and the group set them."""
 
 
-class UnknownDeviceName(MadeOfFacts, ValueError):
-    """A device name that stands for no accelerator."""
-
-    def __init__(self, device_name: str) -> None:
-        self.facts = (device_name,)
-        self.device_name = device_name
-        super().__init__(
-            f"device_name is {device_name!r}, expected one of {', '.join(sorted(_RESOURCE_OF_DEVICE))}; "
-            "name any other Ray resource with RayResourcePool(..., accelerator=NAME)"
-        )
-
-
-class MaskConflict(MadeOfFacts, ValueError):
-    """Variables that mean the same thing say different things."""
-
-    def __init__(self, masks: Mapping[str, str], advice: str) -> None:
-        self.facts = (masks, advice)
-        self.masks, self.advice = dict(masks), advice
-        table = ", ".join(f"{name}={value!r}" for name, value in masks.items())
-        super().__init__(f"device masks disagree: {table}; {advice}")
-
-
-class DeviceNotVisible(MadeOfFacts, ValueError):
-    """Ray gave the process a device that its mask hides."""
-
-    def __init__(self, assigned: str, mask: str | None) -> None:
-        self.facts = (assigned, mask)
-        self.assigned, self.mask = assigned, mask
-        super().__init__(
-            f"device {assigned!r} was assigned to this process, but its mask is {mask!r}; "
-            "start Ray with the same mask as its workers, or unset RAY_EXPERIMENTAL_NOSET_* "
-            "so that Ray sets the mask itself"
-        )
-
-
 def accelerator_named(resource: str) -> Accelerator:
     """The accelerator behind a Ray resource name; unknown names are custom resources.
 
@@ -126,7 +88,7 @@ def resource_of_device(device_name: str) -> str:
     """The Ray resource that a torch device name asks for.
 
     Raises:
-        UnknownDeviceName: the name stands for no accelerator.
+        InvalidValueError: the name stands for no accelerator.
 
     >>> resource_of_device("cuda"), resource_of_device("npu")
     ('GPU', 'NPU')
@@ -134,7 +96,11 @@ def resource_of_device(device_name: str) -> str:
     try:
         return _RESOURCE_OF_DEVICE[device_name.lower()]
     except KeyError:
-        raise UnknownDeviceName(device_name) from None
+        raise InvalidValueError(
+            f"device_name is {device_name!r}, expected one of {', '.join(sorted(_RESOURCE_OF_DEVICE))}; for "
+            "workers without accelerators make the pool with RayResourcePool(..., use_gpu=False), and name "
+            "any other Ray resource with RayResourcePool(..., accelerator=NAME)"
+        ) from None
 
 
 def worker_demand(num_cpus: float, accelerator: Accelerator | None, amount: float) -> dict[str, Any]:
@@ -178,7 +144,7 @@ def visible_index(assigned_ids: Sequence[str], mask: str | None, noset: bool) ->
         noset: Ray leaves the mask alone, so the process sees more than it was assigned.
 
     Raises:
-        DeviceNotVisible: the mask hides the assigned device.
+        InvalidValueError: the mask hides the assigned device.
 
     >>> visible_index(["5"], mask="4,5,6,7", noset=True)
     1
@@ -196,13 +162,20 @@ def visible_index(assigned_ids: Sequence[str], mask: str | None, noset: bool) ->
     for index, entry in enumerate(visible):
         if _same_device(entry, assigned):
             return index
-    raise DeviceNotVisible(assigned, mask)
+    raise _not_visible(assigned, mask)
 
 
 def _index_without_mask(assigned: str) -> int:
     if assigned.isdecimal():
         return int(assigned)
-    raise DeviceNotVisible(assigned, None)
+    raise _not_visible(assigned, None)
+
+
+def _not_visible(assigned: str, mask: str | None) -> InvalidValueError:
+    return InvalidValueError(
+        f"device {assigned!r} was assigned to this process, but its mask is {mask!r}; start Ray with the "
+        "same mask as its workers, or unset RAY_EXPERIMENTAL_NOSET_* so that Ray sets the mask itself"
+    )
 
 
 def _same_device(entry: str, assigned: str) -> bool:
@@ -216,7 +189,7 @@ def unify_masks(masks: Mapping[str, str]) -> dict[str, str]:
     """One variable for one setting: HIP and ROCR masks become CUDA_VISIBLE_DEVICES, the rest stays as it is.
 
     Raises:
-        MaskConflict: two of the names say different things, or ROCR would filter on top of another mask.
+        InvalidValueError: two of the names say different things, or ROCR would filter on top of another mask.
 
     >>> unify_masks({"HIP_VISIBLE_DEVICES": "0"})
     {'CUDA_VISIBLE_DEVICES': '0'}
@@ -224,17 +197,24 @@ def unify_masks(masks: Mapping[str, str]) -> dict[str, str]:
     rest = {name: value for name, value in masks.items() if name not in (_CUDA, _HIP, _ROCR)}
     said = {name: masks[name] for name in (_HIP, _CUDA, _ROCR) if name in masks}
     if _ROCR in said and len(said) > 1:
-        raise MaskConflict(said, f"{_ROCR} renumbers the devices that the other mask selects from; unset it")
+        raise _masks_disagree(
+            said, f"{_ROCR} renumbers the devices that the other mask selects from; unset it"
+        )
     if len(set(said.values())) > 1:
-        raise MaskConflict(said, "set one of them, or both to the same value")
+        raise _masks_disagree(said, "set one of them, or both to the same value")
     return rest | ({_CUDA: next(iter(said.values()))} if said else {})
+
+
+def _masks_disagree(masks: Mapping[str, str], advice: str) -> InvalidValueError:
+    table = ", ".join(f"{name}={value!r}" for name, value in masks.items())
+    return InvalidValueError(f"device masks disagree: {table}; {advice}")
 
 
 def settle_masks(environ: MutableMapping[str, str]) -> None:
     """Leave CUDA_VISIBLE_DEVICES alone of the three, in place: a runtime that reads two would filter twice.
 
     Raises:
-        MaskConflict: see `unify_masks`.
+        InvalidValueError: see `unify_masks`.
 
     >>> environ = {"ROCR_VISIBLE_DEVICES": "1", "PATH": "/bin"}
     >>> settle_masks(environ)

@@ -1,18 +1,16 @@
-"""Can this pool be placed on these nodes? Bin packing over all resources, answered in words. Pure."""
+"""Can this pool be placed on these nodes? First fit over all resources, answered in words. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Feasibility", "Need", "Nodes", "explain_feasibility", "explain_need", "labels_match"]
+__all__ = ["Feasibility", "Need", "explain_feasibility", "explain_need", "labels_match"]
 
 
 Nodes = Mapping[str, Mapping[str, float]]
 """Resources by node name."""
-
-# Packing is searched exactly up to this many steps; beyond, the answer is yes, and the bounded wait decides.
-_SEARCH_STEPS = 20_000
 
 
 @dataclass(frozen=True)
@@ -25,15 +23,29 @@ class Feasibility:
 
 @dataclass(frozen=True)
 class Need:
-    """What a pool asks for: processes per node, resources per process, and the strategy of each group."""
+    """What a pool asks for: processes of each placement group, and what all of them have in common."""
 
     spec: tuple[int, ...]
     per_process: Mapping[str, float]
     strategy: str = "STRICT_PACK"
+    label_selector: Mapping[str, str] | None = None
+    topology_strategy: Mapping[str, str] | None = None
 
     def of(self, processes: int) -> dict[str, float]:
         """The resources of so many processes."""
         return {name: round(amount * processes, 4) for name, amount in self.per_process.items()}
+
+    def __str__(self) -> str:
+        labels = f", on nodes with {dict(self.label_selector)}" if self.label_selector else ""
+        total = _amounts(self.of(sum(self.spec)))
+        return (
+            f"processes {list(self.spec)} with {_amounts(self.per_process)} each ({total} in all), "
+            f"{self.strategy}{labels}"
+        )
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {amount:g}" for name, amount in resources.items())
 
 
 def explain_feasibility(
@@ -64,11 +76,19 @@ def explain_feasibility(
 def explain_need(nodes: Nodes, need: Need) -> Feasibility:
     """Say whether `need` fits on `nodes`."""
     room = {name: _room(free, need.per_process) for name, free in nodes.items()}
-    if need.strategy == "STRICT_PACK":
-        return _explain_packed(nodes, need, room)
-    if need.strategy == "STRICT_SPREAD":
-        return _explain_spread(nodes, need, room)
-    return _explain_loose(nodes, need, room)
+    largest, wanted = max(need.spec, default=0), sum(need.spec)
+    usable = sum(1 for count in room.values() if count > 0)
+    if need.strategy == "STRICT_PACK" and largest > max(room.values(), default=0):
+        problem = f"no node has room for a group of {_processes(largest)}: {_lacks(nodes, need, largest)}"
+    elif need.strategy == "STRICT_PACK" and not _packs(need.spec, room.values()):
+        problem = f"groups of {list(need.spec)} do not fit together: {_rooms(room, nodes, need)}"
+    elif need.strategy == "STRICT_SPREAD" and largest > usable:
+        problem = f"{largest} different nodes are needed, {usable} have room: {_rooms(room, nodes, need)}"
+    elif wanted > sum(room.values()):
+        problem = f"{_processes(wanted)} do not fit: {_rooms(room, nodes, need)}"
+    else:
+        return Feasibility(True)
+    return Feasibility(False, problem)
 
 
 def _room(free: Mapping[str, float], per_process: Mapping[str, float]) -> int:
@@ -84,37 +104,19 @@ def _units(amount: float) -> int:
     return max(round(amount * 10_000), 0)
 
 
-def _explain_packed(
-    nodes: Mapping[str, Mapping[str, float]], need: Need, room: Mapping[str, int]
-) -> Feasibility:
-    largest = max(need.spec, default=0)
-    if largest > max(room.values(), default=0):
-        lacks = _lacks(nodes, need, largest)
-        return Feasibility(False, f"no node has room for a group of {_processes(largest)}: {lacks}")
-    if _packs(sorted(need.spec, reverse=True), sorted(room.values(), reverse=True)):
-        return Feasibility(True)
-    return Feasibility(False, f"groups of {list(need.spec)} do not fit together: {_rooms(room, nodes, need)}")
+def _packs(groups: Iterable[int], rooms: Iterable[int]) -> bool:
+    """Whether the groups, largest first, fit on nodes whole, each on the fullest node that still has room.
 
-
-def _explain_spread(
-    nodes: Mapping[str, Mapping[str, float]], need: Need, room: Mapping[str, int]
-) -> Feasibility:
-    largest = max(need.spec, default=0)
-    usable = sum(1 for count in room.values() if count > 0)
-    if largest <= usable and sum(need.spec) <= sum(room.values()):
-        return Feasibility(True)
-    return Feasibility(
-        False, f"{largest} different nodes are needed, {usable} have room: {_rooms(room, nodes, need)}"
-    )
-
-
-def _explain_loose(
-    nodes: Mapping[str, Mapping[str, float]], need: Need, room: Mapping[str, int]
-) -> Feasibility:
-    wanted = sum(need.spec)
-    if wanted <= sum(room.values()):
-        return Feasibility(True)
-    return Feasibility(False, f"{_processes(wanted)} do not fit: {_rooms(room, nodes, need)}")
+    This may miss a way that an exact search would find; it is one that Ray, which places the largest first
+    too, would miss as well.
+    """
+    left = sorted(rooms)
+    for size in sorted(groups, reverse=True):
+        place = bisect_left(left, size)
+        if place == len(left):
+            return False
+        insort(left, left.pop(place) - size)
+    return True
 
 
 def _processes(count: int) -> str:
@@ -134,44 +136,14 @@ def _lacks(nodes: Nodes, need: Need, processes: int) -> str:
 
 
 def _rooms(room: Mapping[str, int], nodes: Nodes, need: Need) -> str:
-    each = ", ".join(f"{resource} {amount:g}" for resource, amount in need.of(1).items())
+    each = f"each process needs {_amounts(need.of(1))}"
     if not nodes:
-        return f"there is no usable node, each process needs {each}"
+        return f"there is no usable node, {each}"
     held = "; ".join(
-        f"{name} holds {room[name]} (has {', '.join(f'{r} {free.get(r, 0):g}' for r in need.per_process)})"
+        f"{name} holds {room[name]} (has {_amounts({r: free.get(r, 0) for r in need.per_process})})"
         for name, free in nodes.items()
     )
-    return f"each process needs {each}; {held}"
-
-
-def _packs(groups: list[int], rooms: list[int]) -> bool:
-    """Whether every group fits on a node whole; `groups` largest first."""
-    return _Packing(groups).search(0, tuple(rooms))
-
-
-class _Packing:
-    def __init__(self, groups: Sequence[int]) -> None:
-        self._groups = groups
-        self._steps = 0
-        self._dead_ends: set[tuple[int, tuple[int, ...]]] = set()
-
-    def search(self, index: int, rooms: tuple[int, ...]) -> bool:
-        if index == len(self._groups):
-            return True
-        self._steps += 1
-        if self._steps > _SEARCH_STEPS:
-            return True
-        if (index, rooms) in self._dead_ends:
-            return False
-        size = self._groups[index]
-        # Rooms are kept sorted, so equal nodes look equal and each size of room is tried once.
-        for room in sorted({room for room in rooms if room >= size}):
-            place = rooms.index(room)
-            left = (*rooms[:place], room - size, *rooms[place + 1 :])
-            if self.search(index + 1, tuple(sorted(left, reverse=True))):
-                return True
-        self._dead_ends.add((index, rooms))
-        return False
+    return f"{each}; {held}"
 
 
 def labels_match(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import ray
@@ -17,14 +15,9 @@ from ray.util.placement_group import (
     placement_group_table,
     remove_placement_group,
 )
+from verl_protocol.errors import InvalidValueError
 
-from verl_ray.errors import (
-    NOTHING_LEFT,
-    AcceleratorNotOffered,
-    MadeOfFacts,
-    PlacementNameTaken,
-    PlacementTimeout,
-)
+from verl_ray.errors import NOTHING_LEFT, AcceleratorNotOffered, PlacementNameTaken, PlacementTimeout
 from verl_ray.pools.cluster import (
     NodeFacts,
     PlacementProgress,
@@ -39,17 +32,16 @@ from verl_ray.pools.cluster import (
     still_reserved,
 )
 from verl_ray.pools.feasibility import Feasibility, Need, explain_feasibility, explain_need, labels_match
-from verl_ray.pools.ordering import node_order_key, order_bundles
+from verl_ray.pools.ordering import arrange_on_nodes, node_order_key, order_bundles
 
 __all__ = [
     "Feasibility",
-    "GroupRequest",
-    "Patience",
-    "UnsupportedPlacementOption",
     "await_placement",
     "explain_feasibility",
+    "in_rank_order",
     "order_bundles",
     "place",
+    "placement_options",
     "release",
     "sort_placement_group_by_node_ip",
 ]
@@ -57,6 +49,9 @@ __all__ = [
 
 logger = logging.getLogger("verl_ray")
 
+# How long a reservation may take where the user did not say: where the cluster could serve it, and where no
+# node of it could, though one that can may be on its way.
+_TIMEOUT_S, _HOPELESS_S = 300.0, 30.0
 _FIRST_REPORT_S = 5.0
 _NEXT_REPORT_S = 15.0
 _SHOWN_AFTER_S = 0.3
@@ -65,87 +60,71 @@ _SETTLE_WITHIN_S = 5.0
 _BETWEEN_LOOKS_S = 0.05
 
 
-class UnsupportedPlacementOption(MadeOfFacts, ValueError):
-    """The installed Ray cannot do this kind of placement."""
-
-    def __init__(self, option: str, version: str) -> None:
-        self.facts = (option, version)
-        self.option, self.version = option, version
-        super().__init__(f"ray {version} does not know {option}=; install a newer Ray or leave {option} out")
+# --- reserving --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class GroupRequest:
-    """One placement group to create: `size` equal bundles."""
+def place(
+    need: Need, names: Sequence[str], timeout_s: float | None, *, detached: bool
+) -> tuple[list[PlacementGroup], list[int]]:
+    """Reserve one placement group for each entry of `need.spec`, all of them or none; as `in_rank_order`.
 
-    size: int
-    bundle: Mapping[str, float]
-    strategy: str
-    name: str
-    detached: bool = False
-    label_selector: Mapping[str, str] | None = None
-    topology_strategy: Mapping[str, str] | None = None
-
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments for `ray.util.placement_group`.
-
-        Raises:
-            UnsupportedPlacementOption: this Ray version has no such option.
-        """
-        options: dict[str, Any] = {
-            "bundles": [dict(self.bundle) for _ in range(self.size)],
-            "name": self.name,
-        }
-        options["lifetime"] = "detached" if self.detached else None
-        if self.label_selector:
-            options["bundle_label_selector"] = [dict(self.label_selector) for _ in range(self.size)]
-        if self.topology_strategy:
-            # Ray takes the strategy over nodes inside this dict, not beside it.
-            options["topology_strategy"] = {"ray.io/node-id": self.strategy} | dict(self.topology_strategy)
-        else:
-            options["strategy"] = self.strategy
-        for option in ("bundle_label_selector", "topology_strategy"):
-            if option in options and not placement_option_supported(option):
-                raise UnsupportedPlacementOption(option, ray.__version__)
-        return options
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long to wait: `timeout_s` where the cluster could serve it, `hopeless_s` where no node could."""
-
-    timeout_s: float
-    hopeless_s: float
-
-
-def place(requests: Sequence[GroupRequest], patience: Patience) -> list[PlacementGroup]:
-    """Create one placement group per request and wait until all are reserved.
+    Args:
+        names: of the placement groups.
+        timeout_s: seconds to wait. None: 300, but only 30 where no node could ever serve the need.
 
     Raises:
-        PlacementTimeout: the cluster could not reserve them in time; nothing stays reserved.
-        AcceleratorNotOffered: no node has the accelerator asked for.
+        PlacementTimeout: not all could be reserved in time.
+        AcceleratorNotOffered: no node has the resource.
+        PlacementNameTaken: a name exists already.
+        InvalidValueError: this Ray knows no such kind of placement.
     """
-    # Ray may put a small group on the only node that has room for a large one; so the large ones go first.
-    largest_first = sorted(range(len(requests)), key=lambda index: -requests[index].size)
-    ordered = [requests[index] for index in largest_first]
-    groups: list[PlacementGroup] = []
+    # The largest first: a small one that comes first may take the only node that is large enough.
+    largest_first = sorted(range(len(need.spec)), key=lambda index: -need.spec[index])
+    groups: dict[int, PlacementGroup] = {}
     try:
-        for request in ordered:
-            groups.append(_create(request))
-        _wait_until_ready(groups, ordered, patience)
+        for index in largest_first:
+            groups[index] = _create(placement_options(need, need.spec[index], names[index], detached))
+        _wait_until_ready(list(groups.values()), need, timeout_s)
+        return in_rank_order([groups[index] for index in range(len(need.spec))], need.spec)
     except BaseException:
-        release(groups)
+        release(list(groups.values()))
         raise
-    return [group for _, group in sorted(zip(largest_first, groups, strict=True), key=itemgetter(0))]
 
 
-def _create(request: GroupRequest) -> PlacementGroup:
+def placement_options(need: Need, size: int, name: str, detached: bool) -> dict[str, Any]:
+    """Keyword arguments for `ray.util.placement_group` that make one of `size` bundles.
+
+    Raises:
+        InvalidValueError: this Ray version has no such option.
+    """
+    options: dict[str, Any] = {
+        "bundles": [dict(need.per_process) for _ in range(size)],
+        "name": name,
+        "lifetime": "detached" if detached else None,
+    }
+    if need.label_selector:
+        options["bundle_label_selector"] = [dict(need.label_selector) for _ in range(size)]
+    if need.topology_strategy:
+        # Ray takes the strategy over nodes inside this dict, not beside it.
+        options["topology_strategy"] = {"ray.io/node-id": need.strategy} | dict(need.topology_strategy)
+    else:
+        options["strategy"] = need.strategy
+    for option in ("bundle_label_selector", "topology_strategy"):
+        if option in options and not placement_option_supported(option):
+            raise InvalidValueError(
+                f"ray {ray.__version__} does not know {option}=; install a newer Ray or leave {option} out"
+            )
+    return options
+
+
+def _create(options: Mapping[str, Any]) -> PlacementGroup:
     try:
-        group: PlacementGroup = placement_group(**request.options())
+        group: PlacementGroup = placement_group(**options)
     except RaySystemError as error:
         if "already exists" not in str(error):
             raise
-        raise PlacementNameTaken(request.name, _owner_of(request.name)) from error
+        name = options["name"]
+        raise PlacementNameTaken(name, _owner_of(name)) from error
     return group
 
 
@@ -157,26 +136,25 @@ def _owner_of(name: str) -> str:
     return "another namespace"
 
 
-def _wait_until_ready(
-    groups: Sequence[PlacementGroup], requests: Sequence[GroupRequest], patience: Patience
-) -> None:
+def _wait_until_ready(groups: Sequence[PlacementGroup], need: Need, timeout_s: float | None) -> None:
     refs = [group.ready() for group in groups]
 
     def ready_within(seconds: float) -> bool:
         _, pending = ray.wait(refs, num_returns=len(refs), timeout=seconds, fetch_local=False)
         return not pending
 
-    _wait(groups, requests, patience, ready_within)
+    _wait(groups, need, timeout_s, ready_within)
 
 
-def await_placement(groups: Sequence[PlacementGroup], patience: Patience) -> None:
+def await_placement(groups: Sequence[PlacementGroup], timeout_s: float | None) -> None:
     """Wait until Ray has found new places for groups that lost a node.
 
     Raises:
         PlacementTimeout: there was no room in time; Ray goes on looking.
         LookupError: somebody removed a group.
     """
-    requests = [_request_of(group) for group in groups]
+    sizes = tuple(group.bundle_count for group in groups)
+    strategy = placement_group_table(groups[0])["strategy"]
 
     def placed_within(seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -184,7 +162,8 @@ def await_placement(groups: Sequence[PlacementGroup], patience: Patience) -> Non
             time.sleep(0.05)
         return placed
 
-    _wait(groups, requests, patience, placed_within, left="What other groups use stays reserved")
+    need = Need(sizes, groups[0].bundle_specs[0], strategy)
+    _wait(groups, need, timeout_s, placed_within, left="What other groups use stays reserved")
 
 
 def _on_living_nodes(groups: Sequence[PlacementGroup]) -> bool:
@@ -194,52 +173,40 @@ def _on_living_nodes(groups: Sequence[PlacementGroup]) -> bool:
     return all(living.issuperset(bundle_node_ids(group)) for group in groups)
 
 
-def _request_of(group: PlacementGroup) -> GroupRequest:
-    entry = placement_group_table(group)
-    return GroupRequest(group.bundle_count, group.bundle_specs[0], entry["strategy"], entry["name"])
+# --- waiting, and saying what for -------------------------------------------------------------------------
 
 
 def _wait(
     groups: Sequence[PlacementGroup],
-    requests: Sequence[GroupRequest],
-    patience: Patience,
+    need: Need,
+    timeout_s: float | None,
     done_within: Callable[[float], bool],
     left: str = NOTHING_LEFT,
 ) -> None:
+    patience_s, hopeless_s = (timeout_s, timeout_s) if timeout_s is not None else (_TIMEOUT_S, _HOPELESS_S)
     started = time.monotonic()
     next_report = _FIRST_REPORT_S
-    while True:
-        if done_within(_step(time.monotonic() - started, patience)):
-            return
+    while not done_within(max(0.01, min(1.0, started + patience_s - time.monotonic()))):
         waited = time.monotonic() - started
-        if waited >= min(patience.timeout_s, patience.hopeless_s):
-            _give_up_if_due(groups, requests, patience, waited, left)
+        if waited >= patience_s or (waited >= hopeless_s and _is_hopeless(need)):
+            raise _placement_failure(groups, need, waited, left)
         if waited >= next_report:
-            report = _report(groups, requests)
-            logger.warning("still waiting for %s after %.0f s: %s", _describe(requests), waited, report)
+            report = _report(groups, need)
+            logger.warning("still waiting for %s after %.0f s: %s", need, waited, report)
             next_report = waited + _NEXT_REPORT_S
 
 
-def _step(waited: float, patience: Patience) -> float:
-    return max(0.01, min(1.0, patience.timeout_s - waited))
+def _is_hopeless(need: Need) -> bool:
+    nodes = _eligible(alive_nodes(), need)
+    return not explain_need({node.title: node.total for node in nodes}, need).ok
 
 
-def _give_up_if_due(
-    groups: Sequence[PlacementGroup],
-    requests: Sequence[GroupRequest],
-    patience: Patience,
-    waited: float,
-    left: str,
-) -> None:
-    nodes = _eligible(alive_nodes(), requests)
-    hopeless = not explain_need({node.title: node.total for node in nodes}, _need(requests)).ok
-    if not hopeless and waited < patience.timeout_s:
-        return
+def _placement_failure(groups: Sequence[PlacementGroup], need: Need, waited: float, left: str) -> Exception:
     offered = offered_resources()
-    for name in requests[0].bundle:
+    for name in need.per_process:
         if name not in offered:
-            raise AcceleratorNotOffered(name, _for_people(offered), waited)
-    raise PlacementTimeout(_describe(requests), waited, _report(groups, requests), left)
+            return AcceleratorNotOffered(name, _for_people(offered), waited)
+    return PlacementTimeout(str(need), waited, _report(groups, need), left)
 
 
 def _for_people(resources: Sequence[str]) -> list[str]:
@@ -247,50 +214,61 @@ def _for_people(resources: Sequence[str]) -> list[str]:
     return [name for name in resources if not name.startswith(internal) and "_group_" not in name]
 
 
-def _need(requests: Sequence[GroupRequest]) -> Need:
-    return Need(tuple(request.size for request in requests), requests[0].bundle, requests[0].strategy)
+def _eligible(nodes: Sequence[NodeFacts], need: Need) -> list[NodeFacts]:
+    return [node for node in nodes if labels_match(node.labels, need.label_selector or {})]
 
 
-def _eligible(nodes: Sequence[NodeFacts], requests: Sequence[GroupRequest]) -> list[NodeFacts]:
-    selector = requests[0].label_selector or {}
-    return [node for node in nodes if labels_match(node.labels, selector)]
-
-
-def _describe(requests: Sequence[GroupRequest]) -> str:
-    need = _need(requests)
-    each = ", ".join(f"{name} {amount:g}" for name, amount in need.per_process.items())
-    total = ", ".join(f"{name} {amount:g}" for name, amount in need.of(sum(need.spec)).items())
-    labels = f", on nodes with {dict(requests[0].label_selector)}" if requests[0].label_selector else ""
-    return f"processes {list(need.spec)} with {each} each ({total} in all), {need.strategy}{labels}"
-
-
-def _report(groups: Sequence[PlacementGroup], requests: Sequence[GroupRequest]) -> str:
+def _report(groups: Sequence[PlacementGroup], need: Need) -> str:
     """What is needed against what is there, per node: all resources, then those that others leave free."""
-    nodes = _eligible(alive_nodes(), requests)
-    need = _need(requests)
+    nodes = _eligible(alive_nodes(), need)
     total = explain_need({node.title: node.total for node in nodes}, need)
     if not total.ok:
         return f"the cluster is too small: {total.reason}"
-    ours = _held_by(groups, requests)
+    ours = _held_by(groups, need.per_process)
     free = explain_need({node.title: _sum(node.free, ours.get(node.node_id, {})) for node in nodes}, need)
     if free.ok:
         return "what is free now would do, but Ray has not placed it yet"
     return f"the cluster is large enough, but not what is free now: {free.reason}"
 
 
-def _held_by(
-    groups: Sequence[PlacementGroup], requests: Sequence[GroupRequest]
-) -> dict[str, Mapping[str, float]]:
+def _held_by(groups: Sequence[PlacementGroup], bundle: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """What those of our groups that are placed already take from each node."""
-    held: dict[str, Mapping[str, float]] = {}
-    for group, request in zip(groups, requests, strict=True):
+    held: dict[str, dict[str, float]] = {}
+    for group in groups:
         for node_id in bundle_node_ids(group):
-            held[node_id] = _sum(held.get(node_id, {}), request.bundle)
+            held[node_id] = _sum(held.get(node_id, {}), bundle)
     return held
 
 
 def _sum(left: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
     return {name: left.get(name, 0) + right.get(name, 0) for name in {**left, **right}}
+
+
+# --- the order of what is placed --------------------------------------------------------------------------
+
+
+def in_rank_order(
+    groups: Sequence[PlacementGroup], sizes: Sequence[int]
+) -> tuple[list[PlacementGroup], list[int]]:
+    """Placed groups in the order in which they give ranks, each with how many of its bundles are used."""
+    addresses = node_addresses()
+    firsts = [_first_node(group, addresses) for group in groups]
+    order = arrange_on_nodes(sizes, [(node, addresses.get(node, "")) for node in firsts])
+    return [groups[index] for index in order], [sizes[index] for index in order]
+
+
+def _first_node(group: PlacementGroup, addresses: Mapping[str, str]) -> str:
+    return min(bundle_node_ids(group), key=lambda node: node_order_key(addresses.get(node, ""), node))
+
+
+def sort_placement_group_by_node_ip(pgs: Sequence[PlacementGroup]) -> list[PlacementGroup]:
+    """Sort placed groups by the address of their first node: IPv4 by number, IPv6, host names, node ids."""
+    addresses = node_addresses()
+    firsts = {group: _first_node(group, addresses) for group in pgs}
+    return sorted(pgs, key=lambda group: node_order_key(addresses.get(firsts[group], ""), firsts[group]))
+
+
+# --- giving back ------------------------------------------------------------------------------------------
 
 
 def release(groups: Sequence[PlacementGroup], timeout_s: float = 10.0) -> None:
@@ -335,13 +313,3 @@ def _settle(groups: Sequence[PlacementGroup]) -> list[PlacementGroup]:
         if not looks or time.monotonic() >= deadline:
             return list(looks)
         time.sleep(_BETWEEN_LOOKS_S)
-
-
-def sort_placement_group_by_node_ip(pgs: Sequence[PlacementGroup]) -> list[PlacementGroup]:
-    """Sort placed groups by the address of their first node: IPv4 by number, IPv6, host names, node ids."""
-    addresses = node_addresses()
-
-    def first_node(group: PlacementGroup) -> tuple[object, ...]:
-        return min(node_order_key(addresses.get(node, ""), node) for node in bundle_node_ids(group))
-
-    return sorted(pgs, key=first_node)

@@ -1,37 +1,40 @@
-"""Resource pools: who reserves what, who may use it, who frees it. A pool is a view over slots."""
+"""Resource pools: who reserves what, who may use it, who frees it. A pool is slots, a slot is a place in a
+reservation."""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Self, SupportsIndex, TypeVar
+from typing import Any, ClassVar, Generic, Self, SupportsIndex, TypeVar
 
 from ray.util.placement_group import PlacementGroup
 from verl_dispatch.groups.pool import ResourcePool
+from verl_protocol.arguments import whole_number
+from verl_protocol.errors import InvalidValueError, UnknownKeyError
 
-from verl_ray.errors import AttributesDiffer, MadeOfFacts, PoolAlreadyPlaced, SplitSizeError
+from verl_ray.errors import PoolAlreadyPlaced, PoolClosed
+from verl_ray.pools.cluster import alive_node_ids
+from verl_ray.pools.placement import in_rank_order
+from verl_ray.pools.reservation import Reservation
 from verl_ray.pools.shares import LEDGER, Claim, Share, demand_of_options
-from verl_ray.pools.slots import Slot, rank_order_of_groups, slots_of_groups
-from verl_ray.pools.sources import BorrowedSlots, FixedSlots, OwnedSlots, Part, PlacementAsk, SlotSource
-from verl_ray.pools.spec import InvalidPoolArgument, PoolSpec, UnsaidFloat, UnsaidInt, UnsaidStr, as_count
+from verl_ray.pools.slots import Slot
+from verl_ray.pools.spec import PoolSpec
 
 __all__ = [
     "RayResourcePool",
     "ResourcePoolManager",
     "SubRayResourcePool",
-    "UnknownRole",
     "extract_pg_from_exist",
     "merge_resource_pool",
     "split_resource_pool",
 ]
 
 
-_DEFAULT_STRATEGY = UnsaidStr("STRICT_PACK")
-_DEFAULT_DEVICE = UnsaidStr("cuda")
-_DEFAULT_SHARES = UnsaidInt(10)
-_DEFAULT_TIMEOUT_S = UnsaidFloat(300.0)
-
 _GROUP_NUMBERS = itertools.count()
+
+Place = tuple[Reservation, int]
+"""A slot before and after it is reserved: its number in a reservation."""
 
 
 class RayResourcePool(ResourcePool):
@@ -41,42 +44,46 @@ class RayResourcePool(ResourcePool):
         process_on_nodes: processes per node, such as `[8, 8]` or `[4, 2]`; each entry goes to one node.
         use_gpu: one GPU per process; False makes a CPU pool.
         name_prefix: start of the placement groups' names, which get a unique ending.
-        max_colocate_count: groups that fit on the pool. Given outright, each has a CPU per process;
-            by default all of them share one.
+        max_colocate_count: groups that fit on the pool; each has `cpus_per_worker` CPUs per process. None:
+            ten groups, and all that are on the pool share these CPUs.
         detached: the reservation outlives this driver.
         accelerator_type: kind of device, such as `"A100"` or `"accelerator_type:A100"`.
         accelerator: Ray resource to use in place of GPU: `"NPU"`, `"TPU"` or a custom name.
-        cpus_per_worker: CPUs that each process of each group gets.
-        timeout_s: seconds that a reservation may take. By default 300, but only 30 where the
-            cluster has no node that could ever serve it.
+        cpus_per_worker: CPUs per process, see `max_colocate_count`. None: one.
+        timeout_s: seconds that a reservation may take. None: 300, but only 30 where the cluster has no node
+            that could ever serve it.
         label_selector: Ray node labels that every slot's node must have.
         topology_strategy: Ray's topology strategy, such as `{"ray.io/gpu-domain": "STRICT_PACK"}` to keep
             all nodes of the pool in one NVLink domain; the pool is then one placement group.
 
     Raises:
-        InvalidPoolArgument: a value is out of range, or two contradict each other.
+        InvalidValueError: a value is out of range, or two contradict each other.
 
     >>> with RayResourcePool([2, 2], use_gpu=False) as pool:
     ...     pool.world_size, pool.local_world_size_list()
     (4, [2, 2, 2, 2])
     """
 
+    _default_shares: ClassVar[int] = 10
+    """Groups that fit where the user did not say how many."""
+
     def __init__(
         self,
         process_on_nodes: Sequence[int] | None = None,
         use_gpu: bool = True,
         name_prefix: str | None = None,
-        max_colocate_count: int = _DEFAULT_SHARES,
+        max_colocate_count: int | None = None,
         detached: bool = False,
         accelerator_type: str | None = None,
         *,
         accelerator: str | None = None,
         cpus_per_worker: float | None = None,
-        timeout_s: float = _DEFAULT_TIMEOUT_S,
+        timeout_s: float | None = None,
         label_selector: Mapping[str, str] | None = None,
         topology_strategy: Mapping[str, str] | None = None,
     ) -> None:
         spec = PoolSpec.of(
+            default_shares=self._default_shares,
             use_gpu=use_gpu,
             max_colocate_count=max_colocate_count,
             detached=detached,
@@ -87,18 +94,38 @@ class RayResourcePool(ResourcePool):
             label_selector=label_selector,
             topology_strategy=topology_strategy,
         )
-        sizes = [_checked_size(size) for size in process_on_nodes or ()]
-        self.name_prefix = name_prefix or "verl_ray"
-        self._set_source(OwnedSlots(self.name_prefix, spec, sizes))
+        sizes = [whole_number("process_on_nodes", size, 1) for size in process_on_nodes or ()]
+        self._set_up(name_prefix or "verl_ray", Reservation(name_prefix or "verl_ray", spec, sizes))
 
-    def _set_source(self, source: SlotSource) -> None:
-        super().__init__(source.planned_sizes(), source.spec.shares)
-        self._source = source
+    def _set_up(
+        self,
+        name_prefix: str,
+        own: Reservation | None,
+        cut: Sequence[Place] = (),
+        parents: Sequence[RayResourcePool] = (),
+    ) -> None:
+        self.name_prefix = name_prefix
+        self._own, self._cut, self._parents, self._closed = own, tuple(cut), tuple(parents), False
+        super().__init__(None, self.spec.shares)
+
+    @property
+    def _places(self) -> Sequence[Place]:
+        if self._own is None:
+            return self._cut
+        return [(self._own, number) for number in range(sum(self._own.sizes))]
+
+    @property
+    def _reservations(self) -> list[Reservation]:
+        return [self._own] if self._own is not None else list(dict.fromkeys(each for each, _ in self._cut))
+
+    @property
+    def _placed(self) -> bool:
+        return not self.closed and all(reservation.placed for reservation in self._reservations)
 
     @property
     def spec(self) -> PoolSpec:
         """What the pool was made with."""
-        return self._source.spec
+        return self._reservations[0].spec
 
     @property
     def accelerator(self) -> str | None:
@@ -123,29 +150,19 @@ class RayResourcePool(ResourcePool):
     @property
     def closed(self) -> bool:
         """Whether the pool, or the one it was cut from, was shut down."""
-        return self._source.closed
+        gone = any(reservation.closed for reservation in self._reservations)
+        return self._closed or gone or any(parent.closed for parent in self._parents)
 
     @property
     def store(self) -> list[int]:
         """Processes per node, in rank order: a copy."""
-        return self._source.sizes()
-
-    def pool(self) -> list[int]:
-        """The same as `store`."""
-        return self.store
+        nodes = {reservation: reservation.node_keys() for reservation in self._reservations}
+        return list(Counter((held, nodes[held][number]) for held, number in self._places).values())
 
     @property
     def world_size(self) -> int:
         """Slots of the pool, which is workers of each group on it."""
-        return sum(self._source.planned_sizes())
-
-    def local_world_size_list(self) -> list[int]:
-        """For each rank, the ranks on its node."""
-        return [size for size in self.store for _ in range(size)]
-
-    def local_rank_list(self) -> list[int]:
-        """For each rank, its number on its node."""
-        return [rank for size in self.store for rank in range(size)]
+        return len(self._places)
 
     def add_node(self, process_count: int) -> None:
         """One more node with so many processes.
@@ -153,67 +170,81 @@ class RayResourcePool(ResourcePool):
         Raises:
             PoolAlreadyPlaced: the slots are reserved, or the pool is a view of another.
         """
-        if not isinstance(self._source, OwnedSlots):
+        if self._own is None:
             raise PoolAlreadyPlaced(self.name_prefix, self.store)
-        self._source.add_node(_checked_size(process_count))
+        self._own.add_node(whole_number("process_count", process_count, 1))
 
     def get_placement_groups(
-        self, strategy: str = _DEFAULT_STRATEGY, name: str | None = None, device_name: str = _DEFAULT_DEVICE
+        self, strategy: str | None = None, name: str | None = None, device_name: str | None = None
     ) -> list[PlacementGroup]:
         """The placement groups that hold the slots, in rank order, reserved at the first call.
 
         Args:
-            strategy: how the bundles of each group are spread over nodes.
-            name: exact start of the names, followed by 0, 1, ...; for `ray.util.get_placement_group`.
-            device_name: torch device that says which accelerator a pool with `use_gpu` means.
+            strategy: how the bundles of each group are spread over nodes. None: as they are reserved already,
+                else "STRICT_PACK", with a `topology_strategy` "PACK".
+            name: exact start of the names, followed by 0, 1, ...; for `ray.util.get_placement_group`. None: a
+                unique one.
+            device_name: torch device that says which accelerator a pool with `use_gpu` means. None: "cuda".
 
         Raises:
             PlacementTimeout: the cluster could not reserve the slots in time.
-            PlacementArgument: the pool is placed already, in another way.
+            InvalidValueError: the pool is placed already, in another way.
             PoolClosed: the pool was shut down.
         """
-        self._source.prepare(PlacementAsk(strategy, name, device_name))
-        self._source.keep_when_dropped()
-        return self._source.groups()
+        self._reserve(strategy, name, device_name)
+        return self._raw_groups()
 
     @property
     def pgs(self) -> list[PlacementGroup] | None:
         """The placement groups, None before the first use; assign groups that somebody else reserved."""
-        if not self._source.placed:
-            return None
-        self._source.keep_when_dropped()
-        return self._source.groups()
+        return self._raw_groups() if self._placed else None
 
     @pgs.setter
     def pgs(self, groups: Sequence[PlacementGroup]) -> None:
-        if self._source.placed:
+        if self._placed:
             raise PoolAlreadyPlaced(self.name_prefix, self.store)
-        sizes = self._source.planned_sizes()
+        sizes = self.store
         if len(groups) != len(sizes) or any(g.bundle_count < s for g, s in zip(groups, sizes, strict=True)):
             given = [group.bundle_count for group in groups]
-            raise InvalidPoolArgument("pgs", given, f"groups of at least {sizes} bundles")
-        order = rank_order_of_groups(groups, sizes)
-        slots = slots_of_groups([groups[index] for index in order], [sizes[index] for index in order])
-        self._set_source(FixedSlots(self.name_prefix, self.spec, slots))
+            raise InvalidValueError(f"pgs is {given}, expected groups of at least {sizes} bundles")
+        adopted = Reservation.of_others(self.name_prefix, self.spec, *in_rank_order(groups, sizes))
+        self._set_up(self.name_prefix, adopted)
 
-    def place(
-        self, strategy: str = _DEFAULT_STRATEGY, device_name: str = _DEFAULT_DEVICE
-    ) -> tuple[Slot, ...]:
+    def _reserve(self, strategy: str | None, name: str | None, device_name: str | None) -> None:
+        if self.closed:
+            raise PoolClosed(self.name_prefix)
+        for reservation in self._reservations:
+            reservation.place(strategy, name, device_name)
+
+    def _raw_groups(self) -> list[PlacementGroup]:
+        groups = {reservation: reservation.groups() for reservation in self._reservations}
+        for reservation in groups:
+            reservation.keep_when_dropped()
+        return list(dict.fromkeys(groups[held][number] for held, number in self._places))
+
+    def place(self, strategy: str | None = None, device_name: str | None = None) -> tuple[Slot, ...]:
         """Reserve the slots if they are not yet, or anew where a node was lost; a group calls this.
 
         Raises: as `get_placement_groups`.
         """
-        self._source.prepare(PlacementAsk(strategy, None, device_name))
-        self._source.mend()
-        return self._source.slots()
+        self._reserve(strategy, None, device_name)
+        if self.lost_nodes():
+            for reservation in self._reservations:
+                reservation.move_from_lost_nodes()
+        return self.slots()
 
     def lost_nodes(self) -> tuple[str, ...]:
         """Ids of nodes that held slots of the pool and are gone, sorted."""
-        return self._source.lost_nodes()
+        if not self._placed:
+            return ()
+        return tuple(sorted({slot.node_id for slot in self.slots()} - alive_node_ids()))
 
     def slots(self) -> tuple[Slot, ...]:
         """The slots in rank order: the same at every call. Reserved first if they are not yet."""
-        return self._source.slots()
+        if self.closed:
+            raise PoolClosed(self.name_prefix)
+        slots = {reservation: reservation.slots() for reservation in self._reservations}
+        return tuple(slots[held][number] for held, number in self._places)
 
     def worker_options(self) -> dict[str, Any]:
         """Ray actor options (`num_cpus`, `num_gpus`, `resources`) of one worker: one share of a slot."""
@@ -240,13 +271,13 @@ class RayResourcePool(ResourcePool):
 
     def owners(self) -> list[str]:
         """The groups of this process that are on the pool's slots."""
-        return LEDGER.owners(slot.key for slot in self._source.slots()) if self._source.placed else []
+        return LEDGER.owners(slot.key for slot in self.slots()) if self._placed else []
 
     def split(self, split_size: SupportsIndex | Sequence[int]) -> list[SubRayResourcePool]:
         """Cut the pool into views, in rank order; parts may cross nodes and may be cut again.
 
         Raises:
-            SplitSizeError: the sizes are not positive or do not add up to `world_size`.
+            InvalidValueError: the sizes are not positive or do not add up to `world_size`.
 
         >>> [part.world_size for part in RayResourcePool([2, 1], use_gpu=False).split([1, 2])]
         [1, 2]
@@ -257,7 +288,9 @@ class RayResourcePool(ResourcePool):
 
     def shutdown(self) -> None:
         """Free the slots if this pool reserved them; a view only ends itself. Safe to call twice."""
-        self._source.close()
+        self._closed = True
+        if self._own is not None:
+            self._own.close()
 
     def __enter__(self) -> Self:
         return self
@@ -272,12 +305,11 @@ class RayResourcePool(ResourcePool):
         return object.__hash__(self)
 
     def __repr__(self) -> str:
-        kind = self.accelerator or "CPU"
-        return f"{type(self).__name__}({self._source.planned_sizes()}, {kind}, {self.name_prefix!r})"
+        kind = type(self).__name__.removeprefix("_")
+        return f"{kind}({self.store}, {self.accelerator or 'CPU'}, {self.name_prefix!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process may use the slots, never free them; its groups are counted there.
-        return _view_elsewhere, (self.name_prefix, self.spec, self.slots())
+        return _PoolView, (self.name_prefix, tuple(self._places))
 
 
 class SubRayResourcePool(RayResourcePool):
@@ -286,47 +318,37 @@ class SubRayResourcePool(RayResourcePool):
     def __init__(self, parent: RayResourcePool, start_bundle_index: int, subgroup_world_size: int) -> None:
         stop = start_bundle_index + subgroup_world_size
         if start_bundle_index < 0 or subgroup_world_size < 1 or stop > parent.world_size:
-            given = (start_bundle_index, subgroup_world_size)
-            raise InvalidPoolArgument(
-                "(start_bundle_index, subgroup_world_size)",
-                given,
-                f"a run of the parent's {parent.world_size} slots",
+            raise InvalidValueError(
+                f"(start_bundle_index, subgroup_world_size) is {(start_bundle_index, subgroup_world_size)}, "
+                f"expected a run of the parent's {parent.world_size} slots"
             )
         self.parent = parent
-        self.name_prefix = f"{parent.name_prefix}[{start_bundle_index}:{stop}]"
         # Counted from the pool that holds the reservation, however often it was cut.
         self.start_bundle_index = getattr(parent, "start_bundle_index", 0) + start_bundle_index
         self.subgroup_world_size = subgroup_world_size
-        self._set_source(BorrowedSlots(self.name_prefix, [Part(parent._source, start_bundle_index, stop)]))
+        places = parent._places[start_bundle_index:stop]
+        self._set_up(f"{parent.name_prefix}[{start_bundle_index}:{stop}]", None, places, [parent])
 
 
-class _ForeignPool(RayResourcePool):
-    def __init__(self, name_prefix: str, spec: PoolSpec, slots: tuple[Slot, ...]) -> None:
-        self.name_prefix = name_prefix
-        self._set_source(FixedSlots(name_prefix, spec, slots))
+class _PoolView(RayResourcePool):
+    """Slots of other pools, of this process or of another, which free them."""
+
+    def __init__(
+        self, name_prefix: str, places: Sequence[Place], parents: Sequence[RayResourcePool] = ()
+    ) -> None:
+        self._set_up(name_prefix, None, places, parents)
 
 
-def _view_elsewhere(name_prefix: str, spec: PoolSpec, slots: tuple[Slot, ...]) -> RayResourcePool:
-    return _ForeignPool(name_prefix, spec, slots)
-
-
-def _checked_size(size: object) -> int:
-    count = as_count(size)
-    if count is None:
-        raise InvalidPoolArgument("process_on_nodes", size, "whole numbers of processes, 1 or more")
-    return count
-
-
-def _split_sizes(split_size: object, world_size: int) -> list[int]:
+def _split_sizes(split_size: SupportsIndex | Sequence[int], world_size: int) -> list[int]:
+    given = list(split_size) if isinstance(split_size, Iterable) else [split_size]
+    sizes = [whole_number("split_size", size, 1) for size in given]
     if not isinstance(split_size, Iterable):
-        each = as_count(split_size)
-        if each is None or world_size % each:
-            raise SplitSizeError(split_size, world_size)
-        return [each] * (world_size // each)
-    given = list(split_size)
-    sizes = [count for size in given if (count := as_count(size)) is not None]
-    if len(sizes) < len(given) or sum(sizes) != world_size:
-        raise SplitSizeError(given, world_size)
+        sizes *= world_size // sizes[0]
+    if sum(sizes) != world_size:
+        raise InvalidValueError(
+            f"split_size is {split_size!r}, expected sizes that add up to the {world_size} slots of the "
+            f"pool, or one number that divides {world_size}"
+        )
     return sizes
 
 
@@ -338,21 +360,13 @@ def _capacity(slot: Slot) -> Mapping[str, float]:
 # --- Pools made of pools: cut, joined, or placed on groups that another reserved --------------------------
 
 
-class _MergedPool(RayResourcePool):
-    def __init__(self, pools: Sequence[RayResourcePool]) -> None:
-        self.parents = tuple(pools)
-        self.name_prefix = "+".join(pool.name_prefix for pool in pools)
-        parts = [Part(pool._source, 0, pool.world_size) for pool in pools]
-        self._set_source(BorrowedSlots(self.name_prefix, parts))
-
-
 def split_resource_pool(
     resource_pool: RayResourcePool, split_size: SupportsIndex | Sequence[int]
 ) -> list[SubRayResourcePool]:
     """Cut a pool into views: all of one size, or of the sizes listed.
 
     Raises:
-        SplitSizeError: the sizes do not add up to the pool's world size.
+        InvalidValueError: the sizes do not add up to the pool's world size.
     """
     return resource_pool.split(split_size)
 
@@ -361,15 +375,22 @@ def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResour
     """One view over the slots of two pools, those of `rp1` first; the two keep owning their slots.
 
     Raises:
-        AttributesDiffer: the pools were not made alike.
-        InvalidPoolArgument: the pools share slots.
+        InvalidValueError: the pools were not made alike, or share slots.
     """
-    differences = rp1.spec.differences(rp2.spec)
-    if differences:
-        raise AttributesDiffer(differences)
-    if {slot.key for slot in rp1.slots()} & {slot.key for slot in rp2.slots()}:
-        raise InvalidPoolArgument("rp2", rp2, f"a pool that shares no slot with {rp1!r}")
-    return _MergedPool([rp1, rp2])
+    if differences := rp1.spec.differences(rp2.spec):
+        raise InvalidValueError(
+            f"cannot merge pools that differ in {differences}; make both with the same values"
+        )
+    slots = rp1.slots() + rp2.slots()
+    if len({slot.key for slot in slots}) < len(slots):
+        raise InvalidValueError(f"rp2 is {rp2!r}, expected a pool that shares no slot with {rp1!r}")
+    first_seen: dict[Hashable, int] = {}
+    for number, slot in enumerate(slots):
+        first_seen.setdefault(slot.node_key, number)
+    # Parts may come from one placement group with others between; ranks are contiguous per node.
+    order = sorted(range(len(slots)), key=lambda number: first_seen[slots[number].node_key])
+    places = [*rp1._places, *rp2._places]
+    return _PoolView(f"{rp1.name_prefix}+{rp2.name_prefix}", [places[number] for number in order], [rp1, rp2])
 
 
 def extract_pg_from_exist(
@@ -383,11 +404,12 @@ def extract_pg_from_exist(
     pools that are named get reserved.
 
     Raises:
-        InvalidPoolArgument: a role is unknown, or the groups are too few or too small.
+        InvalidValueError: a role is unknown, or the groups are too few or too small.
     """
     unknown = [name for name in src_role_names if name not in resource_pools]
     if unknown:
-        raise InvalidPoolArgument("src_role_names", unknown, f"names among {', '.join(resource_pools)}")
+        known = ", ".join(resource_pools)
+        raise InvalidValueError(f"src_role_names has {unknown}, expected names among {known}")
     groups = [group for name in src_role_names for group in resource_pools[name].get_placement_groups()]
     largest_first = sorted(groups, key=lambda group: -group.bundle_count)
     sizes = resource_pool.store
@@ -395,8 +417,8 @@ def extract_pg_from_exist(
     chosen = dict(zip(wanted, largest_first, strict=False))
     if len(chosen) < len(sizes) or any(chosen[index].bundle_count < sizes[index] for index in wanted):
         given = [group.bundle_count for group in largest_first]
-        raise InvalidPoolArgument(
-            "src_role_names", list(src_role_names), f"groups for {sizes}, they have {given}"
+        raise InvalidValueError(
+            f"src_role_names is {list(src_role_names)}, expected groups for {sizes}, they have {given}"
         )
     return [chosen[index] for index in range(len(sizes))]
 
@@ -407,17 +429,8 @@ def extract_pg_from_exist(
 RoleT = TypeVar("RoleT", bound=Hashable)
 
 
-class UnknownRole(MadeOfFacts, KeyError):
-    """No pool is mapped to the role."""
-
-    def __init__(self, role: object, known: Sequence[object]) -> None:
-        self.facts = (role, known)
-        self.role, self.known = role, tuple(known)
-        super().__init__(role, self.known)
-
-    def __str__(self) -> str:
-        known = ", ".join(map(str, self.known)) or "nothing"
-        return f"no pool is mapped to role {self.role!r}; mapping has: {known}"
+class _ManagedPool(RayResourcePool):
+    _default_shares = 3
 
 
 class ResourcePoolManager(Generic[RoleT]):
@@ -425,12 +438,12 @@ class ResourcePoolManager(Generic[RoleT]):
 
     Args:
         resource_pool_spec: pool name to processes per node.
-        mapping: role to pool name.
-        max_colocate_count: groups that fit on each pool.
+        mapping: role to pool name; None for pools that are used by their names alone.
+        max_colocate_count: groups that fit on each pool, as for `RayResourcePool`; but None allows three.
         pool_options: further parameters of every `RayResourcePool`, such as `use_gpu=False`.
 
     Raises:
-        InvalidPoolArgument: a role is mapped to a pool that the spec does not have.
+        InvalidValueError: a role is mapped to a pool that the spec does not have.
 
     >>> manager = ResourcePoolManager({"main": [2]}, {"actor": "main", "critic": "main"}, use_gpu=False)
     >>> manager.create_resource_pool()
@@ -441,24 +454,25 @@ class ResourcePoolManager(Generic[RoleT]):
     def __init__(
         self,
         resource_pool_spec: Mapping[str, Sequence[int]],
-        mapping: Mapping[RoleT, str],
-        max_colocate_count: int = UnsaidInt(3),
+        mapping: Mapping[RoleT, str] | None = None,
+        max_colocate_count: int | None = None,
         **pool_options: Any,
     ) -> None:
         self.resource_pool_spec = {name: list(sizes) for name, sizes in resource_pool_spec.items()}
-        self.mapping = dict(mapping)
+        self.mapping = dict(mapping or {})
         self.max_colocate_count = max_colocate_count
         self.resource_pool_dict: dict[str, RayResourcePool] = {}
         self._pool_options = pool_options
         unknown = {role: name for role, name in self.mapping.items() if name not in self.resource_pool_spec}
         if unknown:
-            raise InvalidPoolArgument("mapping", unknown, f"pools among {', '.join(self.resource_pool_spec)}")
+            known = ", ".join(self.resource_pool_spec)
+            raise InvalidValueError(f"mapping has {unknown}, expected pools among {known}")
 
     def create_resource_pool(self) -> None:
         """Make the pools that do not exist yet; each reserves its slots at its first use."""
         for name, sizes in self.resource_pool_spec.items():
             if name not in self.resource_pool_dict:
-                self.resource_pool_dict[name] = RayResourcePool(
+                self.resource_pool_dict[name] = _ManagedPool(
                     sizes, name_prefix=name, max_colocate_count=self.max_colocate_count, **self._pool_options
                 )
 
@@ -466,10 +480,10 @@ class ResourcePoolManager(Generic[RoleT]):
         """The pool of a role, made if need be.
 
         Raises:
-            UnknownRole: the mapping does not name the role.
+            UnknownKeyError: the mapping does not name the role.
         """
         if role not in self.mapping:
-            raise UnknownRole(role, list(self.mapping))
+            raise UnknownKeyError([str(role)], "role in the mapping", map(str, self.mapping))
         self.create_resource_pool()
         return self.resource_pool_dict[self.mapping[role]]
 

@@ -1,12 +1,11 @@
-"""Slots: the seats that a pool offers to the workers of its groups."""
+"""Slots: the places of a reservation that a pool offers to the workers of its groups."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -15,21 +14,28 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from verl_ray.pools.cluster import bundle_node_ids, node_addresses
 from verl_ray.pools.devices import Accelerator, worker_demand
-from verl_ray.pools.ordering import NaturalKey, arrange_on_nodes, local_ranks, node_order_key, order_bundles
+from verl_ray.pools.ordering import local_ranks, order_bundles
 
 __all__ = [
     "Slot",
     "accelerator_ids_of_bundles",
-    "node_sizes",
-    "rank_order_of_groups",
-    "relocated",
     "slots_of_groups",
 ]
 
 
+logger = logging.getLogger("verl_ray")
+
+_PROBE_TIMEOUT_S = 60.0
+# The smallest amount that Ray knows.
+_SLIVER = 0.0001
+
+SlotKey = tuple[str, int]
+"""A placement group's id and the number of a bundle in it: unique in the cluster."""
+
+
 @dataclass(frozen=True)
 class Slot:
-    """A seat for one worker of each group on the pool: a bundle and the node it is on.
+    """A place for one worker of each group on the pool: a bundle and the node it is on.
 
     `local_rank` counts the slots of one placement group on one node, over the pool that reserved them.
     """
@@ -41,7 +47,7 @@ class Slot:
     local_rank: int
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> SlotKey:
         """What makes the slot unique in the cluster."""
         return self.placement_group.id.hex(), self.bundle_index
 
@@ -51,21 +57,10 @@ class Slot:
         return self.placement_group.id.hex(), self.node_id
 
 
-def rank_order_of_groups(groups: Sequence[PlacementGroup], sizes: Sequence[int]) -> list[int]:
-    """The order in which placed groups give ranks, as indices; `sizes` are the slots used of each."""
-    addresses = node_addresses()
-    nodes = [min(bundle_node_ids(group), key=lambda node: _node_key(node, addresses)) for group in groups]
-    return arrange_on_nodes(sizes, [(node, addresses.get(node, "")) for node in nodes])
-
-
-def _node_key(node: str, addresses: Mapping[str, str]) -> tuple[int, int, NaturalKey, str]:
-    return node_order_key(addresses.get(node, ""), node)
-
-
 def slots_of_groups(
     groups: Sequence[PlacementGroup],
     sizes: Sequence[int],
-    devices: Mapping[tuple[str, int], Sequence[str]] | None = None,
+    devices: Mapping[SlotKey, Sequence[str]] | None = None,
 ) -> tuple[Slot, ...]:
     """The slots of placed groups, which come in rank order; of each the first `sizes[i]` bundles in order.
 
@@ -77,7 +72,7 @@ def slots_of_groups(
 
 
 def _slots_of_group(
-    group: PlacementGroup, addresses: Mapping[str, str], devices: Mapping[tuple[str, int], Sequence[str]]
+    group: PlacementGroup, addresses: Mapping[str, str], devices: Mapping[SlotKey, Sequence[str]]
 ) -> list[Slot]:
     group_id = group.id.hex()
     rows = [
@@ -92,37 +87,7 @@ def _slots_of_group(
     ]
 
 
-def relocated(slots: Sequence[Slot]) -> tuple[Slot, ...]:
-    """The same slots, in the same order, with the nodes that Ray has moved them to."""
-    addresses = node_addresses()
-    nodes = {
-        (group.id.hex(), index): node
-        for group in {slot.placement_group.id: slot.placement_group for slot in slots}.values()
-        for index, node in enumerate(bundle_node_ids(group))
-    }
-    found = [nodes[slot.key] for slot in slots]
-    ranks = local_ranks([(slot.key[0], node) for slot, node in zip(slots, found, strict=True)])
-    return tuple(
-        replace(slot, node_id=node, node_ip=addresses.get(node, ""), local_rank=local_rank)
-        for slot, node, (local_rank, _) in zip(slots, found, ranks, strict=True)
-    )
-
-
-def node_sizes(slots: Sequence[Slot]) -> list[int]:
-    """How many of the slots are on each node, in rank order."""
-    return list(Counter(slot.node_key for slot in slots).values())
-
-
 # --- Which devices each bundle holds: only a process inside the bundle is told, so one is asked -----------
-
-
-logger = logging.getLogger("verl_ray")
-
-_PROBE_TIMEOUT_S = 60.0
-# The smallest amount that Ray knows.
-_SLIVER = 0.0001
-
-SlotKey = tuple[str, int]
 
 
 def _assigned_ids(resource: str) -> list[str]:

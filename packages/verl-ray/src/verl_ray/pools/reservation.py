@@ -1,0 +1,225 @@
+"""A reservation: the placement groups whose bundles are the slots of a pool, and who may free them."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+import weakref
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ray.util.placement_group import PlacementGroup
+from verl_protocol.errors import InvalidValueError
+
+from verl_ray.errors import PoolAlreadyPlaced, PoolClosed
+from verl_ray.pools.cluster import alive_node_ids, connection, ensure_ray_started, offered_resources
+from verl_ray.pools.placement import await_placement, place, release
+from verl_ray.pools.shares import LEDGER
+from verl_ray.pools.slots import Slot, accelerator_ids_of_bundles, slots_of_groups
+from verl_ray.pools.spec import PoolSpec
+
+__all__ = ["Reservation"]
+
+
+class Reservation:
+    """Slots of one spec: reserved at the first use, moved where a node is lost, freed at the end.
+
+    Slots that somebody else reserved are used in the same way and never freed.
+
+    Args:
+        pool: name of the pool, for messages and for the placement groups.
+        spec: what the slots have in common.
+        sizes: slots per node.
+    """
+
+    def __init__(self, pool: str, spec: PoolSpec, sizes: Sequence[int]) -> None:
+        self.pool, self.spec, self.sizes = pool, spec, list(sizes)
+        self.closed = False
+        self._lock = threading.RLock()
+        self._strategy: str | None = None
+        self._name: str | None = None
+        self._cluster: str | None = None
+        self._groups: list[PlacementGroup] = []
+        self._group_sizes: list[int] = []
+        self._slots: tuple[Slot, ...] | None = None
+        self._owned = False
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+
+    @classmethod
+    def of_others(
+        cls,
+        pool: str,
+        spec: PoolSpec,
+        groups: Sequence[PlacementGroup],
+        sizes: Sequence[int],
+        slots: tuple[Slot, ...] | None = None,
+    ) -> Reservation:
+        """The first `sizes[i]` bundles of each of these placement groups, which come in rank order."""
+        made = cls(pool, spec, sizes)
+        made._groups, made._group_sizes, made._slots = list(groups), list(sizes), slots
+        made._cluster = connection()
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process may use the slots, never free them; its groups are counted there.
+        slots = self.slots()
+        return Reservation.of_others, (self.pool, self.spec, self._groups, self._group_sizes, slots)
+
+    @property
+    def placed(self) -> bool:
+        """Whether the slots are there."""
+        return bool(self._groups) and not self.closed and self._cluster == connection()
+
+    def add_node(self, size: int) -> None:
+        """One more node with so many slots.
+
+        Raises:
+            PoolAlreadyPlaced: the slots are reserved.
+        """
+        with self._lock:
+            if self._groups:
+                raise PoolAlreadyPlaced(self.pool, self.sizes)
+            self.sizes.append(size)
+
+    # --- reserving -----------------------------------------------------------------------------------------
+
+    def place(
+        self, strategy: str | None = None, name: str | None = None, device_name: str | None = None
+    ) -> None:
+        """Reserve the slots in this way, unless they are reserved in this way already; None leaves it open.
+
+        Raises:
+            PoolClosed: they were freed, or this process has left their cluster.
+            InvalidValueError: they are reserved in another way, or cannot be reserved in this one.
+            PlacementTimeout: they could not be reserved in time.
+        """
+        with self._lock:
+            if self.closed:
+                raise PoolClosed(self.pool)
+            if not self._groups:
+                self._reserve(strategy, name, device_name)
+            elif self._cluster != connection():
+                raise PoolClosed(self.pool, "was reserved on a Ray cluster that this process has left")
+            else:
+                self._check_same(strategy, name, device_name)
+
+    def _reserve(self, strategy: str | None, name: str | None, device_name: str | None) -> None:
+        if not self.sizes:
+            raise InvalidValueError("process_on_nodes is [], expected one node at least; see add_node")
+        ensure_ray_started()
+        spec = replace(self.spec, accelerator=self.spec.accelerator_on(device_name))
+        # After a failed try to move, the first ask still holds where this one says nothing.
+        name = self._name if name is None else name
+        need = spec.need(self.sizes, strategy or self._strategy, offered_resources())
+        # Names get a unique ending, unless the user chose one: that gets the number only.
+        base = (
+            f"{self.pool}_{'_'.join(map(str, self.sizes))}_{uuid.uuid4().hex[:8]}:" if name is None else name
+        )
+        names = [f"{base}{number}" for number in range(len(need.spec))]
+        groups, sizes = place(need, names, spec.timeout_s, detached=spec.detached)
+        self.spec, self._strategy, self._name, self._cluster = spec, need.strategy, name, connection()
+        self._groups, self._group_sizes, self._owned = groups, sizes, True
+        if not spec.detached:
+            self._finalizer = weakref.finalize(self, _release_later, list(groups))
+            self._finalizer.atexit = False
+
+    def _check_same(self, strategy: str | None, name: str | None, device_name: str | None) -> None:
+        asks = [
+            ("name", name, self._name),
+            ("accelerator", self.spec.accelerator_on(device_name), self.spec.accelerator),
+        ]
+        if self._owned:
+            asks.append(("strategy", strategy, self._strategy))
+        for what, asked, used in asks:
+            if asked not in (None, used):
+                raise InvalidValueError(
+                    f"pool {self.pool!r} is already created with {what} {used}, it cannot be had with "
+                    f"{asked}; ask at the first use, or make another pool"
+                )
+
+    # --- using ---------------------------------------------------------------------------------------------
+
+    def slots(self) -> tuple[Slot, ...]:
+        """The slots in rank order, reserved first where they are not yet."""
+        with self._lock:
+            self.place()
+            if self._slots is None:
+                accelerator = self.spec.known_accelerator()
+                devices = accelerator_ids_of_bundles(self._groups, accelerator) if accelerator else {}
+                self._slots = slots_of_groups(self._groups, self._group_sizes, devices)
+            return self._slots
+
+    def groups(self) -> list[PlacementGroup]:
+        """The placement group of each slot, reserved first where they are not yet."""
+        # Their order does not depend on devices, so nobody is asked for these.
+        with self._lock:
+            self.place()
+            return [
+                group
+                for group, size in zip(self._groups, self._group_sizes, strict=True)
+                for _ in range(size)
+            ]
+
+    def node_keys(self) -> list[Hashable]:
+        """What stands for the node of each slot, also before they are reserved."""
+        if not self.placed:
+            return [node for node, size in enumerate(self.sizes) for _ in range(size)]
+        slots = self._slots or slots_of_groups(self._groups, self._group_sizes)
+        return [slot.node_key for slot in slots]
+
+    def move_from_lost_nodes(self) -> None:
+        """Find new places for the slots of lost nodes; a look at the cluster where there are none.
+
+        Raises: as `place`.
+        """
+        with self._lock:
+            if not self.placed or {slot.node_id for slot in self.slots()} <= alive_node_ids():
+                return
+            if self._is_ours_alone():
+                self._reserve_anew()
+            else:
+                self._await_new_places()
+
+    def _is_ours_alone(self) -> bool:
+        """Whether nobody uses a placement group: no group of workers, no holder of the raw groups."""
+        kept = self._finalizer is None or not self._finalizer.alive
+        return not kept and not LEDGER.owners(slot.key for slot in self.slots())
+
+    def _reserve_anew(self) -> None:
+        """All slots at once, so that what is left of the cluster is used as well as it can be, or none."""
+        groups = self._groups
+        self.keep_when_dropped()
+        self._groups, self._slots = [], None
+        release(groups)
+        self._reserve(None, None, None)
+
+    def _await_new_places(self) -> None:
+        """Ray moves the groups that lost a node; the ranks keep their placement groups, others live there."""
+        try:
+            await_placement(self._groups, self.spec.timeout_s)
+        except LookupError:
+            raise PoolClosed(self.pool, "lost a node, and its placement groups were removed") from None
+        self._slots = None
+
+    # --- ending --------------------------------------------------------------------------------------------
+
+    def keep_when_dropped(self) -> None:
+        """The raw placement groups are in the user's hands: garbage collection must not free them."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
+
+    def close(self) -> None:
+        """End the reservation, and free what was reserved here. Safe to call twice."""
+        with self._lock:
+            self.closed = True
+            self.keep_when_dropped()
+            groups, self._groups = self._groups, []
+            here = self._owned and self._cluster == connection()
+        if here:
+            release(groups)
+
+
+def _release_later(groups: list[PlacementGroup]) -> None:
+    # A garbage collection may strike inside Ray itself, where a blocking call would never return.
+    threading.Thread(target=release, args=(groups,), name="verl-ray-release", daemon=True).start()
