@@ -82,20 +82,23 @@ class CallPlanner:
         spec = self.spec()
         if not spec.is_custom:
             self._method.check_binding(args, kwargs)
-        cut = self._cut(spec, args, kwargs)
+        world_size = self._group.world_size
+        cut = self._cut(spec, world_size, args, kwargs)
         plan = CallPlan(
             cut.calls,
             self._method.name,
             self.mode,
-            self._group.world_size,
+            world_size,
             cut.fetched_ranks,
             self._collector(spec, cut),
             cut.layout,
             self._read_only,
         )
-        return plan if rank_selector(self._execute) is None else _selected(plan, self._execute)
+        return plan if self._execute in (Execute.ALL, Execute.RANK_ZERO) else _selected(plan, self._execute)
 
-    def _cut(self, spec: ModeSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallPlan:
+    def _cut(
+        self, spec: ModeSpec, world_size: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> CallPlan:
         scope = CallScope(self._method.labels, self._options)
         token = CURRENT_CALL.set(scope)
         try:
@@ -106,9 +109,11 @@ class CallPlanner:
             raise
         finally:
             CURRENT_CALL.reset(token)
-        world_size = self._group.world_size
         if not spec.is_custom:
-            return result if isinstance(result, CallPlan) else _plan_of_pair(result, world_size)
+            if isinstance(result, CallPlan):
+                return result
+            lists, named = result
+            return CallPlan.of_lists(lists, named, world_size)
         if self._options.row_options and not scope.asked:
             problem = f"the dispatch_fn of {self._method.name!r} calls no function here that splits batches"
             raise CallOptionError(self._options.row_options[0], problem)
@@ -195,11 +200,6 @@ def _checked_result(mode: str, result: Any, world_size: int, *, to_rank_zero: bo
             raise _bad_result(mode, f"{label} is {type(entries).__name__}, not a list")
         if len(entries) != world_size:
             raise _bad_result(mode, f"{label} has {len(entries)} entries for {world_size} workers")
-    return _plan_of_pair(result, world_size)
-
-
-def _plan_of_pair(result: Any, world_size: int) -> CallPlan:
-    args, kwargs = result
     return CallPlan.of_lists(args, kwargs, world_size)
 
 

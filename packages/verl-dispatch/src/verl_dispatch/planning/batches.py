@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 import verl_protocol
 from verl_protocol import DataProtoFuture
 from verl_protocol.futures.any_batch import (
-    BatchData,
     as_proto,
     as_protos,
     has_columns,
@@ -55,7 +54,10 @@ def is_future(value: object) -> TypeGuard[DataProtoFuture[Any]]:
 
 def answered_rows(value: object) -> int | None:
     """How many rows this has; None for what is no batch, or one of meta_info only."""
-    return num_rows_of(value) if is_batch(value) and has_columns(value) else None
+    if not is_batch(value):
+        return None
+    num_rows = num_rows_of(value)
+    return num_rows if num_rows or has_columns(value) else None
 
 
 def wants_padding(batch: Any) -> bool:
@@ -72,7 +74,7 @@ def ask_for_padding(future: object) -> None:
 
 def split_even(batch: Any, num_parts: int) -> list[Any]:
     """Consecutive parts as views that differ by at most one row; `metrics` stay with the first."""
-    return BatchData(batch).chunk(num_parts, uneven=True)
+    return [like(batch, part) for part in as_proto(batch).chunk(num_parts, uneven=True)]
 
 
 def take(batch: Any, index: Sequence[int]) -> Any:

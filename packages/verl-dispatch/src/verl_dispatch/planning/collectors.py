@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -109,24 +108,24 @@ class BatchCollector(Collector):
                     "(DataProto or TensorDict); return a batch, or register the method with "
                     "DP_COMPUTE_METRIC to get a list of per-rank values"
                 )
-        if self.layout is not None:
-            check_all_answer(self.method, self.ranks, self.layout, outputs)
-        with self._fitting():
-            answers, back = batches.as_protos(outputs)
-        order = None
-        if self.layout is not None and self.layout.changes_answers:
-            answers = trimmed(self.method, self.ranks, self.layout, answers)
-            order = self.layout.order
-        with self._fitting():
-            whole = verl_protocol.DataProto.concat(answers)
-        return back(in_input_order(whole, order))
-
-    @contextmanager
-    def _fitting(self) -> Iterator[None]:
         try:
-            yield
+            # Once for all that follows: a TensorDict takes long to take apart and put together.
+            answers, back = batches.as_protos(outputs)
+            return back(self._joined(answers))
+        except AnswerError:
+            raise
         except (ValueError, TypeError, KeyError) as error:
             raise self._do_not_fit(error) from error
+
+    def _joined(self, answers: list[Any]) -> Any:
+        layout = self.layout
+        if layout is None:
+            return verl_protocol.DataProto.concat(answers)
+        check_all_answer(self.method, self.ranks, layout, answers)
+        if not layout.changes_answers:
+            return verl_protocol.DataProto.concat(answers)
+        kept = trimmed(self.method, self.ranks, layout, answers)
+        return in_input_order(verl_protocol.DataProto.concat(kept), layout.order)
 
     def _do_not_fit(self, cause: Exception) -> AnswerError:
         first = [f"part {part} is the answer of rank {rank}" for part, rank in enumerate(self.ranks[:8])]
