@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
-from verl_dispatch import Broadcast, Dispatch, Execute, LocalWorkerGroup, Worker, register
+from verl_dispatch import Broadcast, Dispatch, Execute, LocalWorkerGroup, Worker, WorkerGroupError, register
 from verl_dispatch.errors import (
     AnswerError,
     CallOptionError,
@@ -35,6 +35,9 @@ class Modes(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)
     def first_only(self, x: Any) -> Any:
         return self.rank, x
+
+    def add(self, x: int) -> int:
+        return x + 1
 
     @register(dispatch_mode=Dispatch.ALL_TO_ALL)
     def all_to_all(self, x: Any, y: Any = None) -> Any:
@@ -150,6 +153,21 @@ def test_a_list_is_split_if_it_has_an_entry_per_worker_and_else_refused(
     for method in (groups[size].all_to_all, groups[size].dp_compute):
         with pytest.raises(EntryCountError, match=f"{size} workers .* got {len(entries)}"):
             method(entries)
+
+
+def test_a_low_level_failure_says_that_a_list_went_to_all_whole(groups: dict[int, Any]) -> None:
+    group = groups[2]
+    with pytest.raises(WorkerGroupError) as caught:
+        group.execute_all_sync("add", x=[1, 1])
+    [note] = caught.value.__notes__
+    assert (
+        "every worker got the whole of argument 'x', a list with one entry for each of the 2 workers" in note
+    )
+    assert "Dispatch.ALL_TO_ALL" in note
+    for other in ([1, 1, 1], "ab"):
+        with pytest.raises(WorkerGroupError) as caught:
+            group.execute_all_sync("add", x=other)
+        assert not hasattr(caught.value, "__notes__")
 
 
 def test_the_low_level_call_never_splits(groups: dict[int, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, Literal, NoReturn, SupportsIndex, cas
 
 from verl_protocol import DataProtoFuture
 
-from verl_dispatch.errors import MixedOrderWarning, NotPicklableError, UnknownMethodError
+from verl_dispatch.errors import MixedOrderWarning, NotPicklableError, UnknownMethodError, WorkerGroupError
 from verl_dispatch.groups.bound_method import CallFuture, CallTrace, GroupMethod
 from verl_dispatch.groups.pool import ResourcePool
 from verl_dispatch.methods.decorator import MAGIC_ATTR
@@ -19,7 +19,7 @@ from verl_dispatch.methods.static import GP, A, D, G, GroupRef, GroupWorker, Met
 from verl_dispatch.modes import Ref
 from verl_dispatch.planning.collectors import LIST, SINGLE
 from verl_dispatch.planning.mesh import Mesh, mesh_of
-from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions
+from verl_dispatch.planning.options import DEFAULT_OPTIONS, UNNAMED, CallOptions
 from verl_dispatch.planning.plan import CallPlan, RankCall, all_ranks
 from verl_dispatch.workers.worker import Worker
 
@@ -183,7 +183,12 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
     def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Runs any method, registered or not, with these arguments on every worker; answers in rank order."""
         plan = self._raw_plan(method_name, all_ranks(self.world_size), args, kwargs)
-        return self._wait(plan, self._send(plan, DEFAULT_OPTIONS), None)
+        try:
+            return self._wait(plan, self._send(plan, DEFAULT_OPTIONS), None)
+        except WorkerGroupError as error:
+            if error.errors:
+                _note_whole_lists(error, args, kwargs, self.world_size)
+            raise
 
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[GroupRef]:
         """As `execute_all_sync`, but returns one future per worker at once."""
@@ -424,6 +429,19 @@ class MethodNames(Generic[GroupWorker, GroupRef]):
 
     def __iter__(self) -> Iterator[GroupMethod[..., Any, Any, Any]]:
         return iter(self._group._methods.values())
+
+
+def _note_whole_lists(
+    error: WorkerGroupError, args: tuple[Any, ...], kwargs: Mapping[str, Any], world_size: int
+) -> None:
+    """Has a failure say of lists as long as the group that they were not split: other calls do split them."""
+    for label, value in zip(UNNAMED.all(args, kwargs), (*args, *kwargs.values()), strict=True):
+        if isinstance(value, (list, tuple)) and len(value) == world_size:
+            error.add_note(
+                f"every worker got the whole of {label}, a {type(value).__name__} with one entry for each of "
+                f"the {world_size} workers: execute_all gives everyone the same arguments; to give each worker "
+                "its own entry register the method with Dispatch.ALL_TO_ALL and call group.method(...)"
+            )
 
 
 def warn_of_mixed_order(cls: type, found: Mapping[str, RegisteredMethod]) -> None:
