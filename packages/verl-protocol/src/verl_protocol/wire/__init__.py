@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from verl_protocol.columns.travel import references_travel
+from verl_protocol.columns.walk import nbytes_of
 from verl_protocol.errors import ReadOnlyWriteError, UnknownDtypeError, WireVersionError
 from verl_protocol.wire.buffers import (
     WIRE_VERSION,
@@ -25,7 +26,6 @@ from verl_protocol.wire.buffers import (
 )
 from verl_protocol.wire.guard import check_unwritten, watch
 from verl_protocol.wire.pickler import asking_pickler
-from verl_protocol.wire.walk import nbytes_of
 
 if TYPE_CHECKING:
     import torch

@@ -6,20 +6,16 @@ pickle that somebody else makes, `Encoder.part` puts a `Sent` in the place of ea
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict, defaultdict
 from typing import Any
 
 import numpy as np
 import torch
 
+from verl_protocol.columns.walk import Replacer
 from verl_protocol.kinds import is_tensordict
 from verl_protocol.wire.arrays import reduce_array
 from verl_protocol.wire.buffers import Part, Reduction
 from verl_protocol.wire.reduce import is_plain, reduce_dense, reduce_tensor, reduce_tensordict, restore_alias
-
-_PLAIN = frozenset([str, int, float, bool, bytes, complex, type(None)])
-"""Types of values that hold nothing else."""
 
 
 class Composite:
@@ -50,7 +46,7 @@ class Sent:
         return self._value.__reduce_ex__(protocol) if reduction is None else reduction
 
 
-class Encoder:
+class Encoder(Replacer):
     """The form of each value of one pickle; values that are one object when sent are one when read.
 
     Args:
@@ -59,14 +55,20 @@ class Encoder:
     """
 
     def __init__(self, protocol: int, asked: bool = False) -> None:
+        super().__init__()
         self._protocol = protocol
         self._asked = asked
-        self._sent: dict[int, tuple[Any, Any]] = {}
         self._memory: dict[int, torch.Tensor] = {}
 
     def part(self, value: Any) -> Any:
         """The form in which a value inside another one goes into the pickle."""
-        return value if self._asked else self._replace(value)
+        return value if self._asked else self(value)
+
+    def change(self, value: Any) -> Any:
+        """What stands for a tensor, array or batch in somebody else's pickle."""
+        if isinstance(value, (torch.Tensor, np.ndarray, Composite)) or is_tensordict(value):
+            return Sent(self, value)
+        return value
 
     def reduce(self, value: Any) -> Reduction | None:
         """The function and arguments that make `value` again; None where pickle knows best."""
@@ -91,49 +93,6 @@ class Encoder:
         # The tensor is kept, so its address cannot come to mean another one.
         first = self._memory.setdefault(address, tensor)
         return first if first is tensor or _are_aliases(first, tensor) else tensor
-
-    def _replace(self, value: Any) -> Any:
-        kind = type(value)
-        if kind in _PLAIN:
-            return value
-        known = self._sent.get(id(value))
-        if known is not None:
-            return known[1]
-        if kind is torch.Tensor or kind is np.ndarray:
-            return self._remember(value, Sent(self, value))
-        if kind is dict or kind is OrderedDict or kind is defaultdict:
-            return self._replace_values(value)
-        if kind is list or kind is tuple or hasattr(kind, "_fields"):
-            return self._replace_items(value)
-        if isinstance(value, (torch.Tensor, Composite)) or is_tensordict(value):
-            return self._remember(value, Sent(self, value))
-        return value
-
-    def _replace_items(self, value: Any) -> Any:
-        if _PLAIN.issuperset(map(type, value)):
-            return value
-        self._remember(value, value)  # what a cycle leads back to
-        items = [self._replace(item) for item in value]
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        make = getattr(type(value), "_make", type(value))  # named tuples take their items one by one
-        return self._remember(value, make(items))
-
-    def _replace_values(self, value: dict[Any, Any]) -> Any:
-        if _PLAIN.issuperset(map(type, value.values())):
-            return value
-        self._remember(value, value)  # what a cycle leads back to
-        entries = {key: self._replace(entry) for key, entry in value.items()}
-        if all(entries[key] is entry for key, entry in value.items()):
-            return value
-        changed = copy.copy(value)  # keeps what an OrderedDict or defaultdict has besides
-        changed.update(entries)
-        return self._remember(value, changed)
-
-    def _remember(self, value: Any, form: Any) -> Any:
-        # The value is kept beside its form, so its id cannot come to mean another object.
-        self._sent[id(value)] = (value, form)
-        return form
 
 
 def _are_aliases(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from verl_protocol.columns.walk import leaves
 from verl_protocol.errors import ReadOnlyWriteError
 from verl_protocol.kinds import is_tensor
-from verl_protocol.wire.walk import leaves
 
 if TYPE_CHECKING:
     import torch

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import numpy as np
 import ray
 from verl_protocol import DataProtoFuture
+from verl_protocol.columns.walk import leaves
 from verl_protocol.futures.any_batch import num_rows_of
 from verl_protocol.futures.parts import PartSpan
 from verl_protocol.kinds import is_tensor
 from verl_protocol.wire import dumps, loads
 from verl_protocol.wire.buffers import Readers
-from verl_protocol.wire.walk import leaves
 
 __all__ = ["Arrived", "Sealed", "SealedFuture", "is_one_whole_part", "opened", "opened_batch", "settled"]
 
