@@ -7,11 +7,15 @@ tensors, such as a worker that runs rules or tools, goes without torch, whose im
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 if TYPE_CHECKING:
     import torch
     from typing_extensions import TypeIs
+
+
+PLAIN: Final = frozenset([str, int, float, bool, bytes, complex, type(None)])
+"""Types of values that hold nothing else and cannot be changed."""
 
 
 def is_tensor(value: object) -> TypeIs[torch.Tensor]:

@@ -7,20 +7,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from verl_protocol.arguments import flag
 from verl_protocol.batch import describe
 from verl_protocol.batch.row_ops import BatchRows
-from verl_protocol.columns import objects, ops
+from verl_protocol.columns import ops
 from verl_protocol.columns.checks import Keys, key_list
 from verl_protocol.columns.reading import read, read_all
 from verl_protocol.columns.remote import RemoteColumn
+from verl_protocol.columns.walk import Replacer, nbytes_of, storage_nbytes
 from verl_protocol.errors import DeviceNameError, InvalidValueError, KeyConflictError, UnknownKeyError, short
-from verl_protocol.kinds import is_tensordict
-from verl_protocol.wire import nbytes_of
+from verl_protocol.kinds import is_tensor, is_tensordict
 
 TENSOR, NON_TENSOR, META = "tensor column", "non-tensor column", "meta_info key"
 
@@ -115,7 +114,7 @@ class BatchColumns(BatchRows):
 
     def unique_nbytes(self) -> int:
         """Bytes of memory behind the batch: as `nbytes`, but columns that share a storage count once."""
-        return describe.storage_nbytes([self._columns(), self.non_tensor_batch, self.meta_info])
+        return storage_nbytes(self)
 
     def print_size(self, prefix: str = "") -> None:
         """Print on one line how much memory tensors and non-tensor columns take."""
@@ -206,9 +205,9 @@ class BatchColumns(BatchRows):
             ops.sharing(columns), {key: column.to(target) for key, column in columns.items()}
         )
         arrays = self.non_tensor_batch
-        memo: dict[int, Any] = {}
         if objects:
-            arrays = {key: _moved_column(column, target, memo) for key, column in arrays.items()}
+            moved = _Mover(target)
+            arrays = {key: moved(column) for key, column in arrays.items()}
         count, has_batch = self._row_count(), self._has_batch()
         self._set_columns(tensors if has_batch else None, count, target if has_batch else None)
         self.non_tensor_batch = dict(arrays)
@@ -257,28 +256,13 @@ def _known_device(device: Any) -> torch.device:
         ) from None
 
 
-def _moved_column(column: NDArray[Any], device: torch.device, memo: dict[int, Any]) -> NDArray[Any]:
-    if column.dtype != object:
-        return column
-    moved = objects.object_column([_moved(item, device, memo) for item in column.ravel().tolist()])
-    return moved.reshape(column.shape)
+class _Mover(Replacer):
+    """Puts every tensor and TensorDict inside a value on a device."""
 
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
 
-def _moved(value: Any, device: torch.device, memo: dict[int, Any]) -> Any:
-    """`value` with all tensors in it on `device`; what several rows share they still share."""
-    if id(value) not in memo:
-        # The value itself is kept beside its copy, so that its id is not given to another object meanwhile.
-        memo[id(value)] = (value, _moved_parts(value, device, memo))
-    return memo[id(value)][1]
-
-
-def _moved_parts(value: Any, device: torch.device, memo: dict[int, Any]) -> Any:
-    if isinstance(value, torch.Tensor) or is_tensordict(value):
-        return value.to(device)
-    if type(value) is dict:
-        return {key: _moved(item, device, memo) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_moved(item, device, memo) for item in value)
-    if isinstance(value, np.ndarray) and value.dtype == object:
-        return _moved_column(value, device, memo)
-    return value
+    def change(self, value: Any) -> Any:
+        """The value on the device, if it is a tensor or a TensorDict."""
+        return value.to(self._device) if is_tensor(value) or is_tensordict(value) else value

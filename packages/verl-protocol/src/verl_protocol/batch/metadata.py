@@ -6,14 +6,13 @@ rank measured goes under `metrics`, which stays per rank until somebody reduces 
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
 from verl_protocol.arguments import mapping
 from verl_protocol.columns.equality import equal
+from verl_protocol.columns.walk import Replacer
 from verl_protocol.errors import InvalidValueError, MetaConflictError, short
 
 METRICS = "metrics"
@@ -24,29 +23,16 @@ MergeRule: TypeAlias = (
 )
 """How the values that several parts hold under one key become one value."""
 
-_COPIED = (dict, list, set, OrderedDict, defaultdict)
-
 
 def copy_meta(meta: Mapping[str, Any] | None) -> dict[str, Any]:
     """`meta` with every dict, list and set in it copied, and everything else as it is."""
-    if meta is None:
-        return {}
-    memo: dict[int, Any] = {}
-    return {key: _copy(value, memo) for key, value in mapping("meta_info", meta).items()}
-
-
-def _copy(value: Any, memo: dict[int, Any]) -> Any:
-    if type(value) not in _COPIED:
-        return value
-    if id(value) in memo:
-        return memo[id(value)]
-    # Not value.copy(): a state_dict has attributes of its own.
-    copied = memo[id(value)] = copy.copy(value)
-    if isinstance(copied, list):
-        copied[:] = [_copy(item, memo) for item in copied]
-    elif isinstance(copied, dict):
-        copied.update({key: _copy(item, memo) for key, item in copied.items()})
-    return copied
+    made: dict[str, Any] = {}
+    if meta is not None:
+        copied = Replacer(anew=True)
+        copied.remember(meta, made)
+        for key, value in mapping("meta_info", meta).items():
+            made[key] = copied(value)
+    return made
 
 
 def without_metrics(meta: Mapping[str, Any]) -> dict[str, Any]:

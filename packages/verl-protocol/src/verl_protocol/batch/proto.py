@@ -5,7 +5,6 @@ The class says what can be done and promises how; the work is done by the other 
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +19,8 @@ from verl_protocol.batch import convert
 from verl_protocol.batch.item import DataProtoItem, columns_of_items
 from verl_protocol.batch.joining import BatchJoining, union_meta
 from verl_protocol.batch.metadata import copy_meta
-from verl_protocol.batch.state import BatchField, Columns, check_batch, restore_batch
-from verl_protocol.columns import checks, equality, objects, ops
+from verl_protocol.batch.state import BatchField, Columns, check_batch, fill_batch
+from verl_protocol.columns import checks, equality, objects
 from verl_protocol.files import disk
 
 if TYPE_CHECKING:
@@ -281,40 +280,13 @@ class DataProto(BatchJoining):
         """
         return disk.read_parts(filepath, _of_parts, allow_pickle)
 
-    def __copy__(self) -> Self:
-        return self.slice()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        made = self._with(None, self._row_count(), {}, {})
-        memo[id(self)] = made
-        made.__dict__.update(copy.deepcopy(self._private(), memo))
-        held = self._held()
-        memo.update({id(column): column.clone() for column in held.values() if _in_graph(column)})
-        tensors = ops.keep_shared(ops.sharing(held), copy.deepcopy(held, memo)) if self._has_batch() else None
-        made._set_columns(tensors, self._row_count(), self._batch_device())
-        made.non_tensor_batch = copy.deepcopy(self.non_tensor_batch, memo)
-        made.meta_info = copy.deepcopy(self.meta_info, memo)
-        return made
-
 
 def _of_parts(parts: dict[str, Any]) -> DataProto:
     """The batch of the parts that were saved in a file."""
-    batch: DataProto = restore_batch(
-        wire.WIRE_VERSION,
-        parts["class"] or DataProto,
-        parts["batch"],
-        parts["num_rows"],
-        parts["on_device"],
-        parts["non_tensor_batch"],
-        parts["meta_info"],
-        parts["private"],
-    )
+    batch: DataProto = object.__new__(parts["class"] or DataProto)
+    names = ("batch", "num_rows", "on_device", "non_tensor_batch", "meta_info", "private")
+    fill_batch(batch, tuple([parts[name] for name in names]))
     return batch
-
-
-def _in_graph(column: Any) -> bool:
-    """Whether a tensor was computed with gradients: torch copies such ones only by `clone`."""
-    return isinstance(column, torch.Tensor) and column.requires_grad and not column.is_leaf
 
 
 def collate_fn(items: Sequence[DataProtoItem]) -> DataProto:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, SupportsIndex, TypeVar, overload
@@ -20,6 +19,7 @@ from verl_protocol.columns import objects, ops, partition
 from verl_protocol.columns.checks import Keys, check_keys, key_list
 from verl_protocol.columns.index import IndexLike, is_single_row, normalise_index, normalise_row
 from verl_protocol.columns.reading import read
+from verl_protocol.columns.walk import deep_copy
 from verl_protocol.errors import (
     ColumnError,
     InvalidArgumentError,
@@ -209,7 +209,7 @@ def _copy_objects(column: NDArray[Any]) -> None:
     if column.dtype == object:
         flat = column.reshape(-1)
         for at, item in enumerate(flat):
-            flat[at] = copy.deepcopy(item)
+            flat[at] = deep_copy(item, {})
 
 
 def _cut(key: str, column: Any, n_split: int) -> Any:

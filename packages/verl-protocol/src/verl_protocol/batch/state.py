@@ -21,6 +21,7 @@ from verl_protocol.columns.index import RowIndex
 from verl_protocol.columns.reading import ColumnsOnDemand, held_in, read_all
 from verl_protocol.columns.remote import RemoteColumn
 from verl_protocol.columns.travel import may_travel
+from verl_protocol.columns.walk import deep_copy
 from verl_protocol.errors import InvalidTypeError, RowCountError, different_row_counts
 from verl_protocol.kinds import is_tensordict
 from verl_protocol.wire import reduce
@@ -215,15 +216,33 @@ class BatchState(Composite):
         return made
 
     def _reduce(self, part: Part) -> Reduction:
-        on_device = self._batch_device() is not None
-        columns = {key: part(column) for key, column in self.non_tensor_batch.items()}
-        others = (columns, part(self.meta_info), part(self._private()))
+        tensors: Any = None
         if self._tensordict is not None and not self._is_columns_only(self._tensordict):
-            return restore_batch, (VersionTag(), type(self), part(self._tensordict), 0, on_device, *others)
-        columns = _trimmed(self._held()) if may_travel() else self._columns()
-        tensors = {key: part(column) for key, column in columns.items()}
-        held = tensors if self._has_batch() else None
-        return restore_batch, (VersionTag(), type(self), held, self._row_count(), on_device, *others)
+            tensors = part(self._tensordict)
+        elif self._has_batch():
+            columns = _trimmed(self._held()) if may_travel() else self._columns()
+            tensors = {key: part(column) for key, column in columns.items()}
+        columns = {key: part(column) for key, column in self.non_tensor_batch.items()}
+        state = (
+            *(tensors, self._row_count(), self._batch_device() is not None),
+            *(columns, part(self.meta_info), part(self._private())),
+        )
+        # The batch is there before what it holds is, which may be the batch itself.
+        return new_batch, (VersionTag(), type(self)), state, None, None, fill_batch
+
+    def __copy__(self) -> Self:
+        tensors = self._held() if self._has_batch() else None
+        return self._with(tensors, self._row_count(), dict(self.non_tensor_batch))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = memo[id(self)] = object.__new__(type(self))
+        held = self._held()
+        parts = (held, self.non_tensor_batch, self.meta_info, self._private())
+        columns, arrays, meta, private = deep_copy(parts, memo)
+        made.__dict__.update(private, non_tensor_batch=arrays, meta_info=meta)
+        tensors = ops.keep_shared(ops.sharing(held), columns) if self._has_batch() else None
+        made._set_columns(tensors, self._row_count(), self._batch_device())
+        return made
 
     def _is_columns_only(self, tensordict: TensorDict) -> bool:
         """Whether a TensorDict says no more than its columns, row count and device do."""
@@ -338,22 +357,19 @@ RowOperation = Callable[[Mapping[str, Any]], dict[str, Any]]
 """What is done to all columns of a kind at once, for example `rows.take_all` with an index."""
 
 
-def restore_batch(
-    version: int,
-    kind: type[BatchState],
-    tensors: Any,
-    num_rows: int,
-    on_device: bool,
-    non_tensors: dict[str, Any],
-    meta: dict[str, Any],
-    private: dict[str, Any],
-) -> Any:
-    """A batch from its parts; `tensors` is a dict of columns, a TensorDict or None."""
-    batch: BatchState = object.__new__(kind)
+def new_batch(version: int, kind: type[BatchState]) -> BatchState:
+    """A batch that `fill_batch` is still to fill."""
+    return object.__new__(kind)
+
+
+def fill_batch(
+    batch: BatchState, state: tuple[Any, int, bool, dict[str, Any], dict[str, Any], dict[str, Any]]
+) -> None:
+    """Make a batch of a dict of tensor columns, a TensorDict or None, and all else that it consists of."""
+    tensors, num_rows, on_device, non_tensors, meta, private = state
     batch.__dict__.update(private, non_tensor_batch=non_tensors, meta_info=meta)
     if tensors is None or isinstance(tensors, dict):
         device = (reduce.target_device() or torch.device("cpu")) if on_device else None
         batch._set_columns(tensors, num_rows, device)
     else:
         batch._write_batch(tensors)
-    return batch

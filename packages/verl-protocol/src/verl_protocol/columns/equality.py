@@ -6,17 +6,15 @@ and ragged dimension are; containers when their entries are. Devices are not com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from verl_protocol.columns import dense, jagged
-from verl_protocol.kinds import is_jagged, is_tensordict
-
-_Pairs = set[tuple[int, int]]
+from verl_protocol.kinds import PLAIN, is_jagged, is_tensordict
 
 
 def equal(first: Any, second: Any) -> bool:
@@ -27,15 +25,17 @@ def equal(first: Any, second: Any) -> bool:
     >>> equal([torch.ones(2)], [torch.ones(3)])
     False
     """
-    return _equal(first, second, set())
+    return _all_equal([(first, second)])
 
 
 def columns_equal(first: Any, second: Any) -> bool:
     """Whether two columns hold the same rows; arrays of objects and of numbers or strings may be compared."""
     both = isinstance(first, np.ndarray) and isinstance(second, np.ndarray)
     if both and (first.dtype == object) != (second.dtype == object):
-        return first.shape == second.shape and _equal(first.tolist(), second.tolist(), set())
-    return _equal(first, second, set())
+        return first.shape == second.shape and _all_equal(
+            zip(first.ravel().tolist(), second.ravel().tolist(), strict=True)
+        )
+    return _all_equal([(first, second)])
 
 
 def first_difference(first: Any, second: Any) -> int | None:
@@ -50,37 +50,83 @@ def _rows(column: Any) -> Sequence[Any]:
     return column.tolist() if isinstance(column, np.ndarray) and column.ndim == 1 else list(column)
 
 
-def _equal(first: Any, second: Any, open_pairs: _Pairs) -> bool:
-    if first is second:
-        return True
+_Pairs: TypeAlias = Iterable[tuple[Any, Any]]
+
+
+def _all_equal(pairs: _Pairs) -> bool:
+    """Whether both values of every pair are equal, and so on inside them."""
+    # A pair that was met before is equal as far as all others are: values may hold themselves. What was met
+    # is kept, so that its id cannot come to mean another object.
+    met: dict[tuple[int, int], tuple[Any, Any]] = {}
+    open_ones = [iter(pairs)]
+    while open_ones:
+        for pair in open_ones[-1]:
+            first, second = pair
+            if first is second:
+                continue
+            inside = _pairs_inside(first, second)
+            if inside is False:
+                return False
+            if inside and (id(first), id(second)) not in met:
+                met[id(first), id(second)] = pair
+                open_ones.append(iter(inside))
+                break
+        else:
+            open_ones.pop()
+    return True
+
+
+def _pairs_inside(first: Any, second: Any) -> _Pairs | Literal[False]:
+    """The pairs that must be equal for two values to be so; none where they are, False where they are not."""
+    if type(first) in PLAIN and type(second) in PLAIN:
+        return _scalars(first, second) and ()
     if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
-        return (
-            isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor) and _tensors(first, second)
-        )
+        return _tensors(first, second) and ()
     if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
-        both = isinstance(first, np.ndarray) and isinstance(second, np.ndarray)
-        return both and _arrays(first, second, open_pairs)
-    compare = _container_rule(first, second)
-    if compare is None:
-        return _scalars(first, second)
-    pair = (id(first), id(second))
-    # A pair that is being compared further up holds itself: it is equal as far as the rest is.
-    return pair in open_pairs or compare(first, second, open_pairs | {pair})
-
-
-def _container_rule(first: Any, second: Any) -> Callable[[Any, Any, _Pairs], bool] | None:
-    if is_tensordict(first) and is_tensordict(second):
-        return _tensordicts
-    if isinstance(first, Mapping) and isinstance(second, Mapping):
-        return _mappings
+        return _arrays(first, second)
     for kind in (list, tuple):
         if isinstance(first, kind) and isinstance(second, kind):
-            return _sequences
-    same_class = type(first) is type(second) and hasattr(first, "__dataclass_fields__")
-    return _dataclasses if same_class else None
+            return _sequences(first, second)
+    if is_tensordict(first) and is_tensordict(second):
+        return first.batch_size == second.batch_size and _mappings(dict(first.items()), dict(second.items()))
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return _mappings(first, second)
+    if type(first) is type(second) and hasattr(first, "__dataclass_fields__"):
+        return [(getattr(first, name), getattr(second, name)) for name in first.__dataclass_fields__]
+    return _scalars(first, second) and ()
 
 
-def _tensors(first: torch.Tensor, second: torch.Tensor) -> bool:
+def _sequences(first: Sequence[Any], second: Sequence[Any]) -> _Pairs | Literal[False]:
+    if len(first) != len(second):
+        return False
+    return () if _are_plain(first, second) and first == second else zip(first, second, strict=True)
+
+
+def _mappings(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> _Pairs | Literal[False]:
+    if first.keys() != second.keys():
+        return False
+    if _are_plain(first.values(), second.values()) and first == second:
+        return ()
+    return [(value, second[key]) for key, value in first.items()]
+
+
+def _are_plain(first: Iterable[Any], second: Iterable[Any]) -> bool:
+    return PLAIN.issuperset(map(type, first)) and PLAIN.issuperset(map(type, second))
+
+
+def _arrays(first: Any, second: Any) -> _Pairs | Literal[False]:
+    if not (isinstance(first, np.ndarray) and isinstance(second, np.ndarray)):
+        return False
+    if first.shape != second.shape or first.dtype.kind != second.dtype.kind:
+        return False
+    if first.dtype == object:
+        return _sequences(first.ravel().tolist(), second.ravel().tolist())
+    return _same_values(first, second) and ()
+
+
+def _tensors(first: Any, second: Any) -> bool:
+    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
+        return False
     if first.dtype != second.dtype or first.is_nested != second.is_nested or first.layout != second.layout:
         return False
     try:
@@ -127,11 +173,7 @@ def _jagged(first: torch.Tensor, second: torch.Tensor) -> bool:
     return torch.equal(*lengths) and _dense(one.values, other.values)
 
 
-def _arrays(first: NDArray[Any], second: NDArray[Any], open_pairs: _Pairs) -> bool:
-    if first.shape != second.shape or first.dtype.kind != second.dtype.kind:
-        return False
-    if first.dtype == object:
-        return _sequences(first.ravel().tolist(), second.ravel().tolist(), open_pairs)
+def _same_values(first: NDArray[Any], second: NDArray[Any]) -> bool:
     if first.dtype != second.dtype and first.dtype.kind not in "US":
         return False
     same = first == second
@@ -144,29 +186,6 @@ def _arrays(first: NDArray[Any], second: NDArray[Any], open_pairs: _Pairs) -> bo
 
 def _nan_pairs(first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(np.isnan(first) & np.isnan(second))
-
-
-def _tensordicts(first: Any, second: Any, open_pairs: _Pairs) -> bool:
-    if first.batch_size != second.batch_size:
-        return False
-    return _mappings(dict(first.items()), dict(second.items()), open_pairs)
-
-
-def _mappings(first: Mapping[Any, Any], second: Mapping[Any, Any], open_pairs: _Pairs) -> bool:
-    if len(first) != len(second):
-        return False
-    return all(key in second and _equal(value, second[key], open_pairs) for key, value in first.items())
-
-
-def _sequences(first: Sequence[Any], second: Sequence[Any], open_pairs: _Pairs) -> bool:
-    if len(first) != len(second):
-        return False
-    return all(_equal(one, other, open_pairs) for one, other in zip(first, second, strict=True))
-
-
-def _dataclasses(first: Any, second: Any, open_pairs: _Pairs) -> bool:
-    names = first.__dataclass_fields__
-    return all(_equal(getattr(first, name), getattr(second, name), open_pairs) for name in names)
 
 
 def _scalars(first: Any, second: Any) -> bool:

@@ -5,7 +5,7 @@ tensordict is imported inside the functions only: whoever holds such a value has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,11 +17,13 @@ from verl_protocol.kinds import is_tensordict
 
 def object_column(items: Sequence[Any]) -> NDArray[Any]:
     """A 1-D array whose entries are the very objects of `items`, whatever their shapes."""
-    column = np.empty(len(items), dtype=object)
-    # Entry by entry: assigning the whole list would let numpy look into equal-length lists and arrays.
-    for row, item in enumerate(items):
-        column[row] = item
-    return column
+    # Assigning the whole list would let numpy look into equal-length lists and arrays.
+    return np.fromiter(items, dtype=object, count=len(items))
+
+
+def fill_objects(array: NDArray[Any], items: Sequence[Any]) -> None:
+    """Make these very objects the entries of an object array."""
+    array.reshape(-1)[:] = object_column(items)
 
 
 def map_rows(value: Any, num_rows: int, operation: Callable[[Any], Any]) -> Any:
@@ -144,10 +146,3 @@ def build_tensordict(entries: Mapping[str, Any], **options: Any) -> Any:
 def _rebuild(model: Any, num_rows: int, entries: dict[str, Any]) -> Any:
     batch_size = [num_rows, *model.batch_size[1:]]
     return build_tensordict(entries, batch_size=batch_size, device=model.device)
-
-
-def tensordict_entries(value: Any) -> Iterable[tuple[object, Any]]:
-    """What a TensorDict holds, by key; for non-tensor data by row."""
-    from tensordict import NonTensorStack
-
-    return enumerate(value.tolist()) if isinstance(value, NonTensorStack) else value.items()

@@ -14,18 +14,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_protocol.columns.objects import tensordict_entries
-from verl_protocol.kinds import is_jagged, is_tensor, is_tensordict
+from verl_protocol.columns.objects import fill_objects
+from verl_protocol.kinds import PLAIN, is_jagged, is_tensor, is_tensordict
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PLAIN", "Leaf", "Replacer", "deep_copy", "leaves", "nbytes_of", "storage_nbytes", "visited"]
+__all__ = ["Leaf", "Replacer", "deep_copy", "leaves", "nbytes_of", "storage_nbytes", "visited"]
 
 T = TypeVar("T")
-
-PLAIN: Final = frozenset([str, int, float, bool, bytes, complex, type(None)])
-"""Types of values that hold nothing else and cannot be changed."""
 
 Leaf: TypeAlias = "torch.Tensor | NDArray[Any]"
 
@@ -62,8 +59,6 @@ def leaves(value: object) -> Iterator[tuple[str, Leaf]]:
 
 def _entries(value: Any) -> Iterable[tuple[object, Any]]:
     """The values directly inside another one, each with its key; nothing where all of them are plain."""
-    if is_tensor(value):
-        return _parts_of_jagged(value) if is_jagged(value) else ()
     if isinstance(value, dict):
         return () if PLAIN.issuperset(map(type, value.values())) else value.items()
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -71,8 +66,10 @@ def _entries(value: Any) -> Iterable[tuple[object, Any]]:
     if isinstance(value, np.ndarray):
         items = value.ravel().tolist() if value.dtype == object else ()
         return () if PLAIN.issuperset(map(type, items)) else enumerate(items)
+    if is_tensor(value):
+        return _parts_of_jagged(value) if is_jagged(value) else ()
     if is_tensordict(value):
-        return tensordict_entries(value)
+        return _entries_of_tensordict(value)
     if hasattr(value, "_held"):  # a batch
         return [*value._held().items(), *value.non_tensor_batch.items(), ("meta_info", value.meta_info)]
     if isinstance(value, Mapping):
@@ -80,6 +77,12 @@ def _entries(value: Any) -> Iterable[tuple[object, Any]]:
     if is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name, None)) for field in fields(value)]
     return ()
+
+
+def _entries_of_tensordict(value: Any) -> Iterable[tuple[object, Any]]:
+    from tensordict import NonTensorStack
+
+    return enumerate(value.tolist()) if isinstance(value, NonTensorStack) else value.items()
 
 
 def _parts_of_jagged(value: torch.Tensor) -> Iterable[tuple[object, Any]]:
@@ -126,22 +129,28 @@ def _storage(leaf: Leaf) -> tuple[object, int]:
 
 def deep_copy(value: T, memo: dict[int, Any]) -> T:
     """`copy.deepcopy`, also of tensors with a gradient graph and of object arrays that hold themselves."""
+    found = dict(memo)
+    try:
+        made = copy.deepcopy(value, found)
+    except RuntimeError:  # a RecursionError is one
+        found = dict(memo)
+        _copy_beforehand(value, found)
+        made = copy.deepcopy(value, found)
+    memo.update(found)
+    return made
+
+
+def _copy_beforehand(value: object, memo: dict[int, Any]) -> None:
+    """Put copies of what torch refuses to copy, and of what numpy copies in circles, into the memo."""
     arrays = []
     for _, item in visited(value):
         if type(item) is np.ndarray and item.dtype == object:
             memo[id(item)] = np.empty(item.shape, dtype=object)
             arrays.append(item)
         elif is_tensor(item) and item.requires_grad and not item.is_leaf:
-            # torch copies such ones only by `clone`.
             memo[id(item)] = item.clone()
     for array in arrays:
-        _fill(memo[id(array)], [copy.deepcopy(item, memo) for item in array.ravel().tolist()])
-    return copy.deepcopy(value, memo)
-
-
-def _fill(array: NDArray[Any], items: list[Any]) -> None:
-    """Make these very objects the entries of an object array."""
-    array.reshape(-1)[:] = np.fromiter(items, dtype=object, count=len(items))
+        fill_objects(memo[id(array)], [copy.deepcopy(item, memo) for item in array.ravel().tolist()])
 
 
 class Replacer:
@@ -172,9 +181,10 @@ class Replacer:
         if known is not None:
             return known[1]
         rebuild = _REBUILDS.get(kind)
-        return self._remember(value, self._other(kind, value) if rebuild is None else rebuild(self, value))
+        return self.remember(value, self._other(kind, value) if rebuild is None else rebuild(self, value))
 
-    def _remember(self, value: Any, form: Any) -> Any:
+    def remember(self, value: Any, form: Any) -> Any:
+        """Put `form` in the place of `value` from now on."""
         self._forms[id(value)] = (value, form)
         return form
 
@@ -193,7 +203,7 @@ class Replacer:
         if PLAIN.issuperset(map(type, value.values())):
             return copy.copy(value) if self._anew else value
         # Not value.copy(): an OrderedDict such as a state_dict has attributes.
-        made = self._remember(value, {} if type(value) is dict else copy.copy(value))
+        made = self.remember(value, {} if type(value) is dict else copy.copy(value))
         is_new = self._anew
         for key, item in value.items():
             form = made[key] = self(item)
@@ -203,7 +213,7 @@ class Replacer:
     def _of_list(self, value: list[Any]) -> Any:
         if PLAIN.issuperset(map(type, value)):
             return value.copy() if self._anew else value
-        made = self._remember(value, [])
+        made = self.remember(value, [])
         made.extend([self(item) for item in value])
         return made if self._anew or _differ(made, value) else value
 
@@ -211,9 +221,9 @@ class Replacer:
         items = value.ravel().tolist()
         if PLAIN.issuperset(map(type, items)):
             return value
-        made = self._remember(value, np.empty(value.shape, dtype=object))
+        made = self.remember(value, np.empty(value.shape, dtype=object))
         forms = [self(item) for item in items]
-        _fill(made, forms)
+        fill_objects(made, forms)
         return made if _differ(forms, items) else value
 
     def _of_tuple(self, value: Any) -> Any:

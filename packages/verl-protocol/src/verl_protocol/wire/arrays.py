@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from verl_protocol.columns.objects import fill_objects, object_column
 from verl_protocol.wire.buffers import Part, Reduction, array_bytes, as_array, incoming, outgoing
 
 _SEPARATOR = "\0"
@@ -44,7 +45,8 @@ def _reduce_objects(array: NDArray[Any], part: Part) -> Reduction:
     text = _joined(items)
     if text is not None:
         return restore_strings, (text, array.shape)
-    return restore_objects, (part(items), array.shape)
+    # The array is there before what it holds is, which may be the array itself.
+    return empty_objects, (array.shape,), part(items), None, None, fill_objects
 
 
 def _joined(items: list[Any]) -> str | None:
@@ -67,4 +69,9 @@ def restore_strings(text: str, shape: tuple[int, ...]) -> NDArray[Any]:
 
 def restore_objects(items: list[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """An array of these very objects, whatever their own shapes."""
-    return np.fromiter(items, dtype=object, count=len(items)).reshape(shape)
+    return object_column(items).reshape(shape)
+
+
+def empty_objects(shape: tuple[int, ...]) -> NDArray[Any]:
+    """An array for objects that are still to come."""
+    return np.empty(shape, dtype=object)

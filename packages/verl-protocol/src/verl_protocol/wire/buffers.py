@@ -23,8 +23,8 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Readers: TypeAlias = Literal["one", "many", "read_only"]
 """Who reads a buffer: one reader (who may write into it), many (each takes a copy), many that never write."""
 
-Reduction: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function and its arguments, which make a value again, as `object.__reduce__` gives them."""
+Reduction: TypeAlias = tuple[Any, ...]
+"""What makes a value again, as `object.__reduce__` gives it: a function, its arguments, and so on."""
 
 Part: TypeAlias = Callable[[Any], Any]
 """Gives the form in which a value inside another one goes into the pickle."""

@@ -202,18 +202,22 @@ def _reduce_decorated(tensor: torch.Tensor, part: Part) -> Reduction:
     wants_gradient = tensor.requires_grad and tensor.is_leaf
     with torch._C.DisableTorchFunctionSubclass():
         plain = tensor.detach().as_subclass(torch.Tensor)
-    return restore_decorated, (part(plain), kind, wants_gradient, attributes)
+    made = restore_decorated, (part(plain), kind, wants_gradient)
+    # The tensor is there before its attributes are, which may lead back to it.
+    return (*made, attributes, None, None, set_attributes) if attributes else made
 
 
-def restore_decorated(
-    plain: torch.Tensor, kind: type[torch.Tensor], wants_gradient: bool, attributes: dict[str, Any]
-) -> torch.Tensor:
-    """A Parameter, a tensor of a subclass, or one with attributes or gradients, from its plain data."""
+def restore_decorated(plain: torch.Tensor, kind: type[torch.Tensor], wants_gradient: bool) -> torch.Tensor:
+    """A Parameter, a tensor of a subclass, or one with gradients, from its plain data."""
     with torch._C.DisableTorchFunctionSubclass():
         tensor = plain if kind is torch.Tensor else plain.as_subclass(kind)
         tensor.requires_grad_(wants_gradient)
-    tensor.__dict__.update(attributes)
     return tensor
+
+
+def set_attributes(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
+    """Give a tensor the attributes that it had."""
+    tensor.__dict__.update(attributes)
 
 
 def _reduce_jagged(tensor: torch.Tensor, part: Part) -> Reduction:
