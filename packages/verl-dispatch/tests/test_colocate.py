@@ -299,9 +299,15 @@ def test_roles_to_spawn_are_names(group: Any, roles: Any) -> None:
         group.spawn(roles)
 
 
-def test_a_method_of_a_role_is_looked_for_on_its_view(group: Any) -> None:
-    with pytest.raises(UnknownMethodError, match=r"'describe'.*on the view of its role \(actor, critic\)"):
-        group.describe()
+@pytest.mark.parametrize(
+    ("name", "roles"),
+    [("describe", "actor, critic"), ("critic_describe", "critic"), ("critic_describ", None)],
+)
+def test_a_method_of_a_role_is_looked_for_on_its_view(group: Any, name: str, roles: str | None) -> None:
+    with pytest.raises(UnknownMethodError) as caught:
+        getattr(group, name)()
+    told = str(caught.value).partition("call it on the view of its role ")[2]
+    assert told == ("" if roles is None else f"({roles}), which spawn gives")
 
 
 def test_a_group_without_roles_has_none_to_spawn() -> None:

@@ -13,6 +13,7 @@ import ray
 import torch
 from ray._private.async_compat import has_async_methods
 from verl_dispatch import Dispatch, Worker, register
+from verl_dispatch.methods.registered import registered_methods
 from verl_dispatch.planning.plan import RankCall
 from verl_dispatch.workers.rank import RankInfo
 from verl_protocol import DataProto, DataProtoFuture
@@ -61,6 +62,11 @@ def test_options_of_remote_are_kept_and_later_ones_win() -> None:
     cloudpickle: Any = ray.cloudpickle
     again = pickle.loads(cloudpickle.dumps(template))
     assert again.args == ("x",)
+
+
+def test_what_ray_adds_to_a_signature_is_none_of_the_callers_business() -> None:
+    REMOTE(Sample)
+    assert list(registered_methods(Sample)["say"].signature.parameters) == ["x"]
 
 
 def test_async_classes_make_asyncio_actors_only_where_calls_may_interleave() -> None:

@@ -384,7 +384,12 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         own = [each for each in known if not hasattr(Worker, each)]
         [hint] = difflib.get_close_matches(name, known, n=1) or [""]
         classes: Mapping[str, type] = getattr(self.__dict__.get("_worker_class"), "raw_cls_dict", {})
-        roles = [role for role, cls in classes.items() if hasattr(getattr(cls, name, None), MAGIC_ATTR)]
+        # Elsewhere `actor_update` is how the group of all roles spells `update` of the role `actor`.
+        roles = [
+            role
+            for role, cls in classes.items()
+            if hasattr(getattr(cls, name.removeprefix(f"{role}_"), None), MAGIC_ATTR)
+        ]
         return UnknownMethodError(self._label(), name, own or known, hint, roles)
 
     def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:

@@ -196,7 +196,9 @@ class _Shape:
 
 def _without_self(function: Callable[..., Any]) -> inspect.Signature:
     signature = inspect.signature(function)
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
+    # Ray adds a keyword to the methods of a class that is given to `ray.remote`; nobody calls with it.
+    own = [each for each in signature.parameters.values() if each.name != "_ray_trace_ctx"]
+    return signature.replace(parameters=own[1:])
 
 
 def _positional_names(signature: inspect.Signature) -> tuple[str, ...]:
