@@ -1,7 +1,6 @@
 """The verbs of a bound method: call, submit, stream, plan, options; blocking or not, async or not; traced."""
 
 import asyncio
-import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,7 +18,6 @@ from verl_dispatch import (
     register,
 )
 from verl_dispatch.errors import CallOptionError, InvalidModeError, UnknownMeshError
-from verl_dispatch.groups.bound_method import CallTimer, current_timer
 from verl_dispatch.planning.parts import PaddedPart
 from verl_dispatch.planning.plan import with_worker_trims
 from verl_protocol import DataProto, DataProtoFuture
@@ -425,17 +423,21 @@ def test_a_trace_times_stages_ranks_and_bytes(group: Any) -> None:
     assert record.total_s >= max(record.per_rank_s)
 
 
-def test_nothing_is_timed_outside_a_trace(group: Any) -> None:
+def test_nothing_is_kept_outside_a_trace(group: Any) -> None:
     with group.trace() as trace:
         pass
     group.all("x")
     assert trace.calls == []
-    assert current_timer() is None
 
 
-def test_a_timer_keeps_the_first_time_of_each_rank() -> None:
-    timer = CallTimer(started=time.perf_counter())
-    timer.rank_answered(1)
-    first = timer.answered[1]
-    timer.rank_answered(1)
-    assert timer.answered == {1: first}
+def test_a_trace_prints_as_a_table(group: Any) -> None:
+    with group.trace() as trace:
+        assert str(trace).splitlines() == ["call  rank  stage           ms       bytes"]
+        group.batch(batch(4096))
+    head, *lines = [line.split() for line in str(trace).splitlines()]
+    assert head == ["call", "rank", "stage", "ms", "bytes"]
+    stages = ["dispatch", "put", "wait", *["answer"] * group.world_size, "collect"]
+    assert [next(word for word in line if word in stages) for line in lines] == stages
+    assert all(line[0] == "batch" for line in lines)
+    assert [line[-1] for line in lines[1:3]] == [str(4096 * 16)] * 2
+    assert [line[1] for line in lines[3:-1]] == [str(rank) for rank in range(group.world_size)]

@@ -542,19 +542,19 @@ def test_a_call_sent_into_the_shutdown_is_answered() -> None:
     # As if the shutdown came between the look at the group and the sending.
     plan, options = group.seen.plan(), CallOptions()
     group.shutdown()
-    pendings = group._send(plan, options)
+    call = group._send(plan, options)
     with pytest.raises(WorkerGroupError, match="shut down"):
-        group._wait(plan, pendings, 10)
+        call.wait(10)
 
 
 def test_answers_of_calls_that_are_done_are_not_kept(threads: Any) -> None:
-    pendings = threads._send(threads.note.plan(1), CallOptions())
-    call = weakref.ref(pendings)
-    threads._wait(threads.note.plan(1), pendings, 10)
-    del pendings
+    call = threads._send(threads.note.plan(1), CallOptions())
+    kept = weakref.ref(call)
+    call.wait(10)
+    del call
     threads.note(2)
     gc.collect()
-    assert call() is None
+    assert kept() is None
 
 
 def test_a_forgotten_group_ends_its_threads() -> None:

@@ -244,7 +244,7 @@ def test_many_parts_can_be_fetched_at_once() -> None:
     future, parts = counted([4, 4, 4])
     asked: list[list[Any]] = []
 
-    def fetch(wanted: list[Any]) -> list[Any]:
+    def fetch(wanted: list[Any], _: float | None) -> list[Any]:
         asked.append(wanted)
         return [part.value for part in wanted]
 

@@ -277,6 +277,10 @@ class CallTimeout(PortableError, TimeoutError):
             f"{_ranks(self.unanswered_ranks)}; give more time with .options(timeout_s=...)"
         )
 
+    def within(self, timeout_s: float) -> CallTimeout:
+        """The same for another time limit: that of all that was waited for."""
+        return CallTimeout(self.group, self.method, timeout_s, self.unanswered_ranks)
+
 
 def kind_of(value: object) -> str:
     """The type of a value, in words for a message."""

@@ -1,9 +1,11 @@
-"""Counts, flags, dicts and TensorDicts that users hand in, checked before anything is done with them."""
+"""Counts, flags, time limits, dicts and TensorDicts that users hand in, checked before they are used."""
 
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +41,26 @@ def flag(argument: str, value: Any) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise InvalidTypeError(f"{argument} must be True or False, got {short(value)}")
     return bool(value)
+
+
+def seconds(argument: str, value: Any, *, above_zero: bool = False) -> float | None:
+    """`value` as a time limit; None where there is none: for None, infinity, and what no lock can wait for.
+
+    Raises:
+        InvalidTypeError: `value` is no number.
+        InvalidValueError: `value` is negative or no number of seconds (NaN); 0 too where `above_zero`.
+    """
+    if value is None:
+        return None
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
+        raise InvalidTypeError(f"{argument} must be a number of seconds, or None, got {short(value)}")
+    limit: Any = value
+    if not (limit > 0 or (limit == 0 and not above_zero)):
+        least = "above 0" if above_zero else "of at least 0"
+        raise InvalidValueError(
+            f"{argument} must be a number of seconds {least}, or None for no limit, got {short(value)}"
+        )
+    return None if limit >= threading.TIMEOUT_MAX else float(limit)
 
 
 def tensordict(argument: str, value: Any) -> TensorDict:

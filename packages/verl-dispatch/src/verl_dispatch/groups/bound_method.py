@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from threading import Lock
-from typing import Any, Generic, Self, TypeVar, Unpack, overload
+from typing import Any, Generic, Self, Unpack, overload
 
+from verl_dispatch.groups.call import AnswerStream, Call, CallFuture, CallRecord
 from verl_dispatch.methods.planners import CallPlanner
 from verl_dispatch.methods.registered import RegisteredMethod
 from verl_dispatch.methods.registry import DispatchMode
@@ -22,187 +18,7 @@ from verl_dispatch.planning.collectors import BatchCollector
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions, OptionChanges
 from verl_dispatch.planning.plan import CallPlan, with_worker_trims
 
-__all__ = ["CallFuture", "CallRecord", "CallTimer", "CallTrace", "GroupMethod", "current_timer"]
-
-
-# --- Times of calls, stage by stage and rank by rank; off unless a `with group.trace() as ...` is open ----
-
-
-@dataclass(slots=True)
-class CallTimer:
-    """Taken along by a traced call: backends say when each rank has answered.
-
-    Attributes:
-        started: `time.perf_counter()` when the call was sent.
-        answered: rank -> seconds from sending to its answer.
-        bytes_in: bytes of the answers, where the backend knows better than a walk over them.
-    """
-
-    started: float = 0.0
-    answered: dict[int, float] = field(default_factory=dict)
-    bytes_in: int | None = None
-
-    def rank_answered(self, rank: int) -> None:
-        """Notes that this rank's answer is there, or its failure."""
-        self.answered.setdefault(rank, time.perf_counter() - self.started)
-
-
-_TIMER: ContextVar[CallTimer | None] = ContextVar("verl_dispatch_timer", default=None)
-
-
-def current_timer() -> CallTimer | None:
-    """The timer of the traced call that is running in this context, or None."""
-    return _TIMER.get()
-
-
-@dataclass(frozen=True, slots=True)
-class CallRecord:
-    """Where the time of one call went, in seconds, and how many tensor bytes travelled.
-
-    Attributes:
-        method: name of the method.
-        dispatch_s: planning.
-        put_s: handing the arguments to the backend, which may wait for the row counts of futures.
-        wait_s: waiting for the answers, fetching included.
-        collect_s: putting the answers together.
-        bytes_out: bytes of arguments; what several ranks share counts once.
-        bytes_in: bytes of fetched answers.
-        per_rank_s: for each called rank the time from sending to its answer.
-        ranks: the called ranks, in the order of `per_rank_s`.
-    """
-
-    method: str
-    dispatch_s: float
-    put_s: float
-    wait_s: float
-    collect_s: float
-    bytes_out: int
-    bytes_in: int
-    per_rank_s: tuple[float, ...]
-    ranks: tuple[int, ...]
-
-    @property
-    def slowest_rank(self) -> int:
-        """The rank that took longest."""
-        return max(zip(self.per_rank_s, self.ranks, strict=True))[1]
-
-    @property
-    def total_s(self) -> float:
-        """The whole call."""
-        return self.dispatch_s + self.put_s + self.wait_s + self.collect_s
-
-    def as_dict(self) -> dict[str, Any]:
-        """All fields by name, and `slowest_rank`."""
-        return {**asdict(self), "slowest_rank": self.slowest_rank}
-
-
-class CallTrace:
-    """The records of the blocking calls made while `with group.trace() as trace:` is open."""
-
-    def __init__(self, recorders: list[CallTrace]) -> None:
-        self.calls: list[CallRecord] = []
-        self._recorders = recorders
-
-    def __enter__(self) -> Self:
-        self._recorders.append(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._recorders.remove(self)
-
-
-def traced_call(
-    group: Any, method: GroupMethod[..., Any, Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """A blocking call whose stages are timed."""
-    timer = CallTimer()
-    token = _TIMER.set(timer)
-    try:
-        return _run(group, method, args, kwargs, timer)
-    finally:
-        _TIMER.reset(token)
-
-
-def _run(
-    group: Any,
-    method: GroupMethod[..., Any, Any, Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    timer: CallTimer,
-) -> Any:
-    from verl_dispatch.planning.plan import bytes_of_answers, bytes_of_calls
-
-    begin = time.perf_counter()
-    plan = method._usable_plan(args, kwargs)
-    timer.started = time.perf_counter()
-    pendings = group._send(plan, method._awaited)
-    sent = time.perf_counter()
-    outputs = group._wait(plan, pendings, method._options.timeout_s)
-    waited = time.perf_counter()
-    result = plan.collect.collect(outputs)
-    ended = time.perf_counter()
-    record = CallRecord(
-        method=plan.method,
-        dispatch_s=timer.started - begin,
-        put_s=sent - timer.started,
-        wait_s=waited - sent,
-        collect_s=ended - waited,
-        bytes_out=bytes_of_calls(plan.calls),
-        bytes_in=bytes_of_answers(outputs) if timer.bytes_in is None else timer.bytes_in,
-        per_rank_s=tuple(timer.answered.get(rank, waited - timer.started) for rank in plan.called_ranks),
-        ranks=plan.called_ranks,
-    )
-    for trace in group._recorders:
-        trace.calls.append(record)
-    return result
-
-
-# --------------------------------------------------------------------------------------------------------
-
-
-T = TypeVar("T")
-_UNSET: Any = object()
-
-
-class CallFuture(Generic[T]):
-    """A call under way: `result(timeout)` waits for it, `await future` leaves the event loop free meanwhile.
-
-    The result, or the failure, is kept and given again.
-    """
-
-    def __init__(self, group: Any, plan: CallPlan, pendings: Sequence[Any], timeout_s: float | None) -> None:
-        self._group = group
-        self._plan = plan
-        self._pendings = pendings
-        self._timeout_s = timeout_s
-        self._lock = Lock()
-        self._value: Any = _UNSET
-
-    def result(self, timeout: float | None = None) -> T:
-        """The result of the call.
-
-        Args:
-            timeout: seconds to wait; None takes the call's own `timeout_s`.
-
-        Raises:
-            WorkerGroupError: a worker failed.
-            CallTimeout: no result in time; a later `result` may still get it.
-        """
-        with self._lock:
-            if self._value is _UNSET:
-                limit = self._timeout_s if timeout is None else timeout
-                outputs = self._group._wait(self._plan, self._pendings, limit)
-                self._value = self._plan.collect.collect(outputs)
-                self._pendings = ()
-        value: T = self._value
-        return value
-
-    def done(self) -> bool:
-        """Whether `result` would return without waiting, as far as the group can tell."""
-        return self._value is not _UNSET or bool(self._group._done(self._plan, self._pendings))
-
-    def __await__(self) -> Generator[Any, None, T]:
-        return asyncio.to_thread(self.result).__await__()
+__all__ = ["GroupMethod"]
 
 
 class GroupMethod(Generic[GP, R_co, G_co, D_co]):
@@ -242,14 +58,18 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
             WorkerGroupError: a worker failed, or the group is broken or shut down.
             CallTimeout: no result within `timeout_s`.
         """
-        group = self._group
-        result: G_co
-        if group._recorders:
-            result = traced_call(group, self, args, kwargs)
-            return result
+        group, clock = self._group, time.perf_counter
+        times = [clock()]
         plan = self._usable_plan(args, kwargs)
-        outputs = group._wait(plan, group._send(plan, self._awaited), self._options.timeout_s)
-        result = plan.collect.collect(outputs)
+        times.append(clock())
+        sent: Call = group._send(plan, self._awaited)
+        times.append(clock())
+        outputs = sent.wait()
+        times.append(clock())
+        result: G_co = plan.collect.collect(outputs)
+        times.append(clock())
+        for trace in group._recorders:
+            trace.calls.append(CallRecord.of(sent, outputs, times))
         return result
 
     @cached_property
@@ -263,15 +83,18 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
 
     def submit(self, /, *args: GP.args, **kwargs: GP.kwargs) -> CallFuture[G_co]:
         """Starts the method and returns a future of its result: `result(timeout)`, or `await` it."""
-        plan = self._usable_plan(args, kwargs)
-        pendings = self._group._send(plan, self._asked_for_later)
-        return CallFuture(self._group, plan, pendings, self._options.timeout_s)
+        return CallFuture(self._started(args, kwargs))
 
-    def stream(self, /, *args: GP.args, **kwargs: GP.kwargs) -> Iterator[tuple[int, R_co]]:
-        """Starts the method and gives `(rank, answer)` as the answers come, padding taken off."""
-        plan = self._usable_plan(args, kwargs)
-        pendings = self._group._send(plan, self._asked_for_later)
-        return self._parts(plan, self._group._stream(plan, pendings, self._options.timeout_s))
+    def stream(self, /, *args: GP.args, **kwargs: GP.kwargs) -> AnswerStream[R_co]:
+        """Starts the method and gives `(rank, answer)` as the answers come, padding taken off.
+
+        For `for` and for `async for`. A time limit counts from here, not from the first look.
+        """
+        return self._started(args, kwargs).stream()
+
+    def _started(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        sent: Call = self._group._send(self._usable_plan(args, kwargs), self._asked_for_later)
+        return sent
 
     def plan(self, /, *args: GP.args, **kwargs: GP.kwargs) -> CallPlan:
         """What a call with these arguments would do; nothing is sent, unless a mesh is not known yet."""
@@ -328,11 +151,9 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         plan = with_worker_trims(self._usable_plan(args, kwargs))
         # Says that the caller gets futures: others may read the answers, so a backend can prepare them for
         # that.
-        pendings = self._group._send(plan, self._options.changed(blocking=False))
-        if isinstance(plan.collect, BatchCollector):
-            result: Any = self._group._data_future(plan, pendings)
-        else:
-            result = plan.collect.arrange(self._group._futures(plan, pendings))
+        sent: Call = self._group._send(plan, self._options.changed(blocking=False))
+        is_batch = isinstance(plan.collect, BatchCollector)
+        result: Any = sent.data_future() if is_batch else plan.collect.arrange(sent.futures())
         if batches.is_future(result) and self._padding_asked(args, kwargs):
             batches.ask_for_padding(result)
         return result
@@ -344,9 +165,3 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
     def _usable_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
         self._group._check_usable(self._method.name)
         return self._planner.plan(args, kwargs)
-
-    @staticmethod
-    def _parts(plan: CallPlan, answers: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        index = {rank: at for at, rank in enumerate(plan.fetched_ranks)}
-        for rank, answer in answers:
-            yield rank, plan.collect.part(index[rank], answer)

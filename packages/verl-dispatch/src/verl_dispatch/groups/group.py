@@ -7,10 +7,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, NoReturn, SupportsIndex, cast, overload
 
-from verl_protocol import DataProtoFuture
-
 from verl_dispatch.errors import MixedOrderWarning, NotPicklableError, UnknownMethodError, WorkerGroupError
-from verl_dispatch.groups.bound_method import CallFuture, CallTrace, GroupMethod
+from verl_dispatch.groups.bound_method import GroupMethod
+from verl_dispatch.groups.call import AnswerStream, Call, CallFuture, CallTrace
 from verl_dispatch.groups.pool import ResourcePool
 from verl_dispatch.methods.decorator import MAGIC_ATTR
 from verl_dispatch.methods.registered import RegisteredMethod, registered_methods
@@ -66,6 +65,8 @@ RESERVED_NAMES = frozenset(
 )
 """Names that every group needs for itself; a worker method of such a name cannot be registered."""
 
+_HANDED_ON = DEFAULT_OPTIONS.changed(blocking=False)
+
 
 class WorkerGroup(Generic[GroupWorker, GroupRef]):
     """Many workers, called as one: `group.method(...)` for every registered method of the worker class.
@@ -96,52 +97,16 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
 
     # --- what a backend supplies ---------------------------------------------------------------------------
 
-    def _send(self, plan: CallPlan, options: CallOptions) -> Sequence[Any]:
-        """Starts every call of the plan and returns at once: one pending per entry of `plan.calls`, in order.
+    def _send(self, plan: CallPlan, options: CallOptions) -> Call:
+        """Starts every call of the plan and returns at once, with what hears the answers: see `Call`.
 
         The worker runs `getattr(worker, plan.method)(*call.args, **call.kwargs)`; for a registered method
         that is the function made by `register`, which resolves futures and padding by itself. `plan.shared`
         says what to store once. `options.blocking` is True where the caller waits for the answers before it
         does anything else, False where it gets futures of them, which others may read then, and None where
-        it asks for them later. Nothing is left running when this raises.
+        it asks for them later. `options.timeout_s` is for the `Call`. Nothing is left running when this
+        raises.
         """
-        raise NotImplementedError
-
-    def _wait(self, plan: CallPlan, pendings: Sequence[Any], timeout_s: float | None) -> list[Any]:
-        """Waits for all called ranks; returns the answers of `plan.fetched_ranks`, in that order.
-
-        The first failure ends the wait: a short grace gathers further failures, then WorkerGroupError is
-        raised; the group is marked broken if a rank died or is still silent. Only answers of fetched ranks
-        are fetched. With a traced call, `current_timer().rank_answered(rank)` is called for every rank.
-
-        Raises:
-            WorkerGroupError: a rank failed.
-            CallTimeout: not all ranks answered within `timeout_s` seconds.
-        """
-        raise NotImplementedError
-
-    def _futures(self, plan: CallPlan, pendings: Sequence[Any]) -> list[Any]:
-        """What the caller of a non-blocking call gets for each of `plan.fetched_ranks`, in that order."""
-        raise NotImplementedError
-
-    def _data_future(self, plan: CallPlan, pendings: Sequence[Any]) -> DataProtoFuture:
-        """What the caller of a non-blocking call of a batch mode gets.
-
-        Padding is taken off by the workers; `plan.collect.collect` joins the parts and restores the order of
-        a balanced call. A backend that can tell how many rows an answer has, without fetching it, overrides
-        this to say so.
-        """
-        aligned = plan.order is None
-        return DataProtoFuture(plan.collect.collect, self._futures(plan, pendings), row_aligned=aligned)
-
-    def _stream(
-        self, plan: CallPlan, pendings: Sequence[Any], timeout_s: float | None
-    ) -> Iterator[tuple[int, Any]]:
-        """Gives `(rank, answer)` of `plan.fetched_ranks` as they come; fails as `_wait` does."""
-        raise NotImplementedError
-
-    def _done(self, plan: CallPlan, pendings: Sequence[Any]) -> bool:
-        """Whether `_wait` would return without waiting."""
         raise NotImplementedError
 
     def _check_usable(self, method: str) -> None:
@@ -184,7 +149,7 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         """Runs any method, registered or not, with these arguments on every worker; answers in rank order."""
         plan = self._raw_plan(method_name, all_ranks(self.world_size), args, kwargs)
         try:
-            return self._wait(plan, self._send(plan, DEFAULT_OPTIONS), None)
+            return self._send(plan, DEFAULT_OPTIONS).wait()
         except WorkerGroupError as error:
             if error.errors:
                 _note_whole_lists(error, args, kwargs, self.world_size)
@@ -193,7 +158,7 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[GroupRef]:
         """As `execute_all_sync`, but returns one future per worker at once."""
         plan = self._raw_plan(method_name, all_ranks(self.world_size), args, kwargs)
-        return self._futures(plan, self._send(plan, DEFAULT_OPTIONS))
+        return self._send(plan, _HANDED_ON).futures()
 
     def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[GroupRef]:
         """The same as `execute_all_async`."""
@@ -202,12 +167,12 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
     def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
         """Runs any method, registered or not, on rank 0; its answer."""
         plan = self._raw_plan(method_name, (0,), args, kwargs)
-        return self._wait(plan, self._send(plan, DEFAULT_OPTIONS), None)[0]
+        return self._send(plan, DEFAULT_OPTIONS).wait()[0]
 
     def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> GroupRef:
         """As `execute_rank_zero_sync`, but returns a future at once."""
         plan = self._raw_plan(method_name, (0,), args, kwargs)
-        future: GroupRef = self._futures(plan, self._send(plan, DEFAULT_OPTIONS))[0]
+        future: GroupRef = self._send(plan, _HANDED_ON).futures()[0]
         return future
 
     def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> GroupRef:
@@ -238,7 +203,7 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
 
     def stream(
         self, method: Method[GroupWorker, GP, R, Any, Any, Any], /, *args: GP.args, **kwargs: GP.kwargs
-    ) -> Iterator[tuple[int, R]]:
+    ) -> AnswerStream[R]:
         """Starts a method given as `WorkerClass.method`; `(rank, answer)` as the answers come."""
         return self._bound(method).stream(*args, **kwargs)
 

@@ -6,7 +6,6 @@ never sees an object of the caller's or of another worker, and a program that wo
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
@@ -17,7 +16,7 @@ from typing import Any, NoReturn, SupportsIndex, TypeVar
 import numpy as np
 import torch
 from verl_protocol import DataProto, DataProtoFuture
-from verl_protocol.futures.parts import Deadline, values_of
+from verl_protocol.futures.parts import Deadline, values_of, wait_async
 from verl_protocol.kinds import is_jagged, is_tensordict
 from verl_protocol.wire import dumps, loads
 
@@ -59,7 +58,7 @@ class PrivateFuture(Future[Any]):
         raise NotPicklableError("a future of an in-process group", "call result() and send the value")
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return asyncio.wrap_future(self).__await__()
+        return wait_async(self, Deadline(None)).__await__()
 
 
 def private_copy(value: T) -> T:
@@ -216,6 +215,12 @@ class _PrivatePart:
 
     def result(self, timeout: float | None = None) -> Any:
         return private_copy(values_of([self._part], Deadline(timeout))[0])
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Any:
+        return private_copy(await wait_async(self._part, Deadline(None)))
 
 
 def _copy_future(value: DataProtoFuture[Any], memo: Memo) -> DataProtoFuture[Any]:

@@ -5,36 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
-import socket
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
-from functools import partial
 from queue import SimpleQueue
-from types import CoroutineType, TracebackType
+from types import CoroutineType
 from typing import Any
 
 from verl_protocol.wire.guard import check_unwritten, watch
 
-from verl_dispatch.errors import WorkerFailure
-from verl_dispatch.local.call import LocalAnswer, LocalCall
+from verl_dispatch.local.call import LocalCall
 from verl_dispatch.local.collectives import Rendezvous, Seat, ThreadProcessGroup
 from verl_dispatch.local.copies import new_memo, private_arguments, private_copy
-from verl_dispatch.planning.plan import CallPlan, RankCall
+from verl_dispatch.planning.plan import RankCall
 from verl_dispatch.workers.collectives import LonelyProcessGroup, ProcessGroup
 from verl_dispatch.workers.rank import RankInfo
 from verl_dispatch.workers.roles import ColocatedWorker
 from verl_dispatch.workers.site import WorkerSite, building, enter_site, leave_site
 
-__all__ = ["LocalRank", "RankEnvironment", "ReadOnlyCopies", "ThreadEngine", "TurnEngine", "failure_of"]
+__all__ = ["LocalRank", "RankEnvironment", "ReadOnlyCopies", "ThreadEngine", "TurnEngine"]
 
 
 # --- One worker of an in-process group: the user's object, where it stands, and how a call runs on it -----
-
-
-_PACKAGE = os.path.dirname(__file__)
 
 
 class ReadOnlyCopies:
@@ -154,20 +147,6 @@ def _in_a_thread(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any,
     return outcome[0]
 
 
-def failure_of(rank: int, error: BaseException) -> WorkerFailure:
-    """What is told about an exception: where it ran, and its traceback from the user's code on."""
-    frames = _users_frames(error.__traceback__)
-    text = "".join(traceback.format_exception(type(error), error, frames))
-    return WorkerFailure(rank, socket.gethostname(), os.getpid(), error, text)
-
-
-def _users_frames(frames: TracebackType | None) -> TracebackType | None:
-    first = frames
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        frames = frames.tb_next
-    return first if frames is None else frames
-
-
 # --- torchrun's variables for ranks that take turns in one process: set while a rank runs, then as before
 
 
@@ -270,6 +249,9 @@ _REASON = (
 )
 
 
+Run = Callable[[LocalRank, RankCall], Any]
+"""What a rank does with its part of a call: build its worker, or run a method."""
+
 # Ends of a method. All else, such as Ctrl-C, is meant for the program in whose thread the method runs.
 _FAILURES = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
 
@@ -285,30 +267,24 @@ class TurnEngine:
         """The users' objects, in rank order."""
         return [rank.worker for rank in self._ranks]
 
-    def build(self, call: LocalCall, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Run every rank's constructor."""
-        self._run(call, lambda rank, _: self._ranks[rank].build(cls, args, kwargs))
-
-    def run(self, call: LocalCall, plan: CallPlan, role: str | None) -> None:
-        """Run a method on the ranks that the plan calls."""
-        ranks, method = self._ranks, plan.method
-        copies = ReadOnlyCopies() if plan.read_only else None
-        calls = plan.calls
-        self._run(call, lambda rank, index: ranks[rank].run(method, calls[index], role, copies))
-
-    def _run(self, call: LocalCall, run: Callable[[int, int], Any]) -> None:
-        show, clock = self._environment.show, time.perf_counter
+    def start(self, call: LocalCall, run: Run) -> None:
+        """Have every rank of the plan run its part, to the end."""
+        show, clock, limit_s = self._environment.show, time.perf_counter, call.deadline.limit
         saved = self._environment.enter()
         try:
-            for index, answer in enumerate(call.answers):
-                show(answer.rank)
+            for each in call.plan.calls:
+                show(each.rank)
                 started = clock()
                 try:
-                    answer.value = run(answer.rank, index)
+                    value = run(self._ranks[each.rank], each)
                 except _FAILURES as error:
-                    call.fail(answer, failure_of(answer.rank, error))
-                answer.seconds = clock() - started
-                answer.done = True
+                    call.failed(each.rank, error)
+                    continue
+                # The wait for the ranks before it is not this rank's time.
+                call.seconds[each.rank] = spent = clock() - started
+                if limit_s is not None and spent > limit_s:
+                    call.overdue.append(each.rank)
+                call.answered(each.rank, value)
         finally:
             self._environment.leave(saved)
 
@@ -324,8 +300,7 @@ def _lonely(info: RankInfo) -> ProcessGroup:
 
 _JOIN_S = 1.0
 
-Run = Callable[[], Any]
-Job = tuple[LocalCall, LocalAnswer, Rendezvous, Run]
+Job = tuple[LocalCall, RankCall, Rendezvous, Run]
 
 
 class ThreadEngine:
@@ -342,28 +317,17 @@ class ThreadEngine:
         """The users' objects, in rank order."""
         return [thread.rank.worker for thread in self._threads]
 
-    def build(self, call: LocalCall, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Run every rank's constructor."""
-        self._start(call, [partial(thread.rank.build, cls, args, kwargs) for thread in self._threads])
-
-    def run(self, call: LocalCall, plan: CallPlan, role: str | None) -> None:
-        """Run a method on the ranks that the plan calls."""
-        copies = ReadOnlyCopies() if plan.read_only else None
-        threads = self._threads
-        runs = [partial(threads[each.rank].rank.run, plan.method, each, role, copies) for each in plan.calls]
-        self._start(call, runs)
-
-    def _start(self, call: LocalCall, runs: Sequence[Run]) -> None:
-        present = [answer.rank for answer in call.answers]
-        rendezvous = Rendezvous(len(self._threads), call.method, present)
+    def start(self, call: LocalCall, run: Run) -> None:
+        """Have every rank of the plan run its part, after what it was given before."""
+        rendezvous = Rendezvous(len(self._threads), call.plan.method, call.plan.called_ranks)
         # All ranks take the calls of several senders in one order, or two calls could wait for each other.
         with self._lock:
             if self._closed is None:
                 self._open.add(call)
-                for answer, run in zip(call.answers, runs, strict=True):
-                    self._threads[answer.rank].put((call, answer, rendezvous, run))
+                for each in call.plan.calls:
+                    self._threads[each.rank].put((call, each, rendezvous, run))
                 return
-        _fail_all(call, self._closed)
+        call.cut_off(self._closed)
 
     def close(self, reason: str) -> None:
         """Answer every open call with a failure, end the waits of the ranks and their threads."""
@@ -376,12 +340,7 @@ class ThreadEngine:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         for call in open_calls:
-            _fail_all(call, reason)
-
-
-def _fail_all(call: LocalCall, reason: str) -> None:
-    for answer in call.answers:
-        call.settle(answer, None, failure_of(answer.rank, RuntimeError(reason)))
+            call.cut_off(reason)
 
 
 class RankThread:
@@ -425,21 +384,17 @@ class RankThread:
             del job
         self.rank.close()
 
-    def _do(
-        self, call: LocalCall, answer: LocalAnswer, rendezvous: Rendezvous, run: Callable[[], Any]
-    ) -> None:
+    def _do(self, call: LocalCall, each: RankCall, rendezvous: Rendezvous, run: Run) -> None:
         self._seat.rendezvous = rendezvous
-        started = time.perf_counter()
-        value, failure = None, None
         try:
             if self._stopped is not None:
                 raise RuntimeError(self._stopped)
-            value = run()
+            value = run(self.rank, each)
         except BaseException as error:
-            rendezvous.leave(self.rank.info.rank, error)
-            failure = failure_of(self.rank.info.rank, error)
+            self._seat.rendezvous = None
+            rendezvous.leave(each.rank, error)
+            call.failed(each.rank, error)
         else:
-            rendezvous.leave(self.rank.info.rank)
-        self._seat.rendezvous = None
-        answer.seconds = time.perf_counter() - started
-        call.settle(answer, value, failure)
+            self._seat.rendezvous = None
+            rendezvous.leave(each.rank)
+            call.answered(each.rank, value)

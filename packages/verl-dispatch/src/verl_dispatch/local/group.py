@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
-from verl_protocol import DataProtoFuture
 from verl_protocol.errors import InvalidArgumentError
 
-from verl_dispatch.errors import CallTimeout, NotTheOwnerError, UnknownRoleError, WorkerGroupError
-from verl_dispatch.groups.bound_method import current_timer
+from verl_dispatch.errors import NotTheOwnerError, UnknownRoleError, WorkerGroupError
 from verl_dispatch.groups.group import RESERVED_NAMES, WorkerGroup
-from verl_dispatch.local.call import AnswerRows, LocalAnswer, LocalCall, LocalFuture, LocalLife
-from verl_dispatch.local.engines import ThreadEngine, TurnEngine
+from verl_dispatch.local.call import LocalCall, LocalLife
+from verl_dispatch.local.engines import LocalRank, ReadOnlyCopies, ThreadEngine, TurnEngine
 from verl_dispatch.methods.static import GroupWorker
 from verl_dispatch.planning.options import CallOptions
-from verl_dispatch.planning.plan import CallPlan
+from verl_dispatch.planning.plan import CallPlan, RankCall
 from verl_dispatch.workers.rank import RankInfo, free_port
 from verl_dispatch.workers.roles import ColocatedWorker, bad_roles
 
@@ -30,14 +27,13 @@ if TYPE_CHECKING:
     from verl_dispatch.methods.static import GP, A, D, G, Method, P, R
     from verl_dispatch.modes import Ref
 
-__all__ = ["GRACE_S", "LocalState", "LocalWorkerGroup"]
+__all__ = ["LocalState", "LocalWorkerGroup"]
 
 
 # --- What an in-process group and the views spawned from it share: workers, generation, failure -----------
 
 
 _HOST = "127.0.0.1"
-GRACE_S = 1.0
 
 
 class LocalState:
@@ -85,18 +81,19 @@ class LocalState:
         self._engine = ThreadEngine(infos, self.name) if self.concurrent else TurnEngine(infos)
         self._finalizer = weakref.finalize(self, self._engine.close, "the group was collected as garbage")
         self._finalizer.atexit = False
-        call = LocalCall(self.life, self.name, "__init__", range(self.world_size))
+        call = LocalCall(self.life, self._construction(), self.name)
         try:
-            self._engine.build(call, self.cls, self.args, self.kwargs)
-            call.wait(None, GRACE_S)
+            cls = self.cls
+            self._engine.start(call, lambda rank, each: rank.build(cls, each.args, each.kwargs))
+            call.wait()
         except BaseException:
             self.close()
             raise
-        if call.failed:
-            error = call.error(call.failures(), call.silent_ranks())
-            self.close()
-            raise error
-        self.build_s = [answer.seconds for answer in call.answers]
+        self.build_s = [call.seconds[rank] for rank in range(self.world_size)]
+
+    def _construction(self) -> CallPlan:
+        calls = tuple([RankCall(rank, self.args, self.kwargs) for rank in range(self.world_size)])
+        return CallPlan(calls, "__init__", world_size=self.world_size)
 
     def _info(self, rank: int) -> RankInfo:
         return RankInfo(
@@ -110,19 +107,25 @@ class LocalState:
             backend="local",
         )
 
-    def run(self, call: LocalCall, plan: CallPlan, role: str | None) -> None:
+    def run(self, call: LocalCall, role: str | None) -> None:
         """Start a call, or run it where ranks take turns."""
+        method = call.plan.method
+        copies = ReadOnlyCopies() if call.plan.read_only else None
+
+        def run(rank: LocalRank, each: RankCall) -> Any:
+            return rank.run(method, each, role, copies)
+
         if self.concurrent:
-            self._engine.run(call, plan, role)
+            self._engine.start(call, run)
             return
         with self._turn:
             if self.closed:
-                self.refuse(call.name, plan.method)
+                self.refuse(call.group, method)
             try:
-                self._engine.run(call, plan, role)
+                self._engine.start(call, run)
             except BaseException as error:
-                silent = call.silent_ranks()
-                self.life.break_off(f"an interruption of '{plan.method}' by {type(error).__name__}", silent)
+                silent = call._missing()
+                self.life.break_off(f"an interruption of '{method}' by {type(error).__name__}", silent)
                 raise
 
     def refuse(self, name: str, method: str) -> None:
@@ -280,75 +283,9 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     # --- what the base asks of a backend -------------------------------------------------------------------
 
     def _send(self, plan: CallPlan, options: CallOptions) -> LocalCall:
-        call = LocalCall(self._state.life, self._name(), plan.method, plan.called_ranks, options.timeout_s)
-        self._state.run(call, plan, self._role)
-        timer = current_timer()
-        if timer is not None:
-            call.report_to(timer)
+        call = LocalCall(self._state.life, plan, self._name(), options.timeout_s)
+        self._state.run(call, self._role)
         return call
-
-    # What comes back as pendings is what `_send` gave: a LocalCall. The base knows it as a sequence.
-
-    def _wait(self, plan: CallPlan, pendings: Any, timeout_s: float | None) -> list[Any]:
-        call: LocalCall = pendings
-        call.check_generation()
-        if self._state.concurrent:
-            call.wait(timeout_s, GRACE_S)
-        if call.failed or timeout_s is not None or call.timeout_s is not None:
-            self._check(call, timeout_s)
-        return [answer.value for answer in self._fetched(plan, call)]
-
-    def _check(self, call: LocalCall, timeout_s: float | None) -> None:
-        """Raise for ranks that failed, or took too long; where ranks take turns, each has the whole time."""
-        if call.failed:
-            failures, silent = call.failures(), call.silent_ranks()
-            if silent:
-                call.break_off(list(failures))
-            raise call.error(failures, silent)
-        if self._state.concurrent:
-            limit, late = timeout_s, call.silent_ranks()
-        else:
-            limit, late = call.timeout_s, call.slow_ranks()
-        if limit is not None and late:
-            raise CallTimeout(call.name, call.method, limit, late)
-
-    def _fetched(self, plan: CallPlan, call: LocalCall) -> list[LocalAnswer]:
-        if plan.fetched_ranks == call.ranks:
-            return call.answers
-        by_rank = {answer.rank: answer for answer in call.answers}
-        return [by_rank[rank] for rank in plan.fetched_ranks]
-
-    def _futures(self, plan: CallPlan, pendings: Any) -> list[LocalFuture]:
-        call: LocalCall = pendings
-        return [call.future_of(answer) for answer in self._fetched(plan, call)]
-
-    def _data_future(self, plan: CallPlan, pendings: Any) -> DataProtoFuture[Any]:
-        futures = self._futures(plan, pendings)
-        return DataProtoFuture(
-            plan.collect.collect,
-            futures,
-            row_counts=[AnswerRows(future) for future in futures],
-            row_aligned=plan.order is None,
-        )
-
-    def _stream(self, plan: CallPlan, pendings: Any, timeout_s: float | None) -> Iterator[tuple[int, Any]]:
-        call: LocalCall = pendings
-        waiting = self._fetched(plan, call)
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while waiting:
-            call.check_generation()
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not call.wait_for_any(waiting, left) or call.failed:
-                call.wait(left, GRACE_S)
-                self._check(call, timeout_s)
-            ready = [answer for answer in waiting if answer.done]
-            waiting = [answer for answer in waiting if not answer.done]
-            for answer in ready:
-                yield answer.rank, answer.value
-
-    def _done(self, plan: CallPlan, pendings: Any) -> bool:
-        call: LocalCall = pendings
-        return call.is_done() or call.failed
 
     def _check_usable(self, method: str) -> None:
         state = self._state

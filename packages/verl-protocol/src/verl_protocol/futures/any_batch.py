@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -41,12 +41,16 @@ class PendingBatch:
         """The batch, after waiting for it."""
         raise NotImplementedError
 
-    async def aget(self, timeout: float | None = None) -> Any:
+    async def aget(self, timeout: float | None = None, fetch: AsyncFetch | None = None) -> Any:
         """As `get`, without blocking the event loop."""
         raise NotImplementedError
 
     def row_count(self, timeout: float | None = None, fetch: Fetch | None = None) -> int:
         """How many rows the batch has."""
+        raise NotImplementedError
+
+    async def arow_count(self, timeout: float | None = None, fetch: AsyncFetch | None = None) -> int:
+        """As `row_count`, without blocking the event loop."""
         raise NotImplementedError
 
     @staticmethod
@@ -55,8 +59,12 @@ class PendingBatch:
         raise NotImplementedError
 
 
-Fetch: TypeAlias = Callable[[list[Any]], Sequence[Any]]
-"""Gives the values of many parts at once, in order."""
+
+Fetch: TypeAlias = Callable[[list[Any], float | None], Sequence[Any]]
+"""Gives the values of many parts at once, in order, after waiting at most so many seconds."""
+
+AsyncFetch: TypeAlias = Callable[[list[Any], float | None], Awaitable[Sequence[Any]]]
+"""`Fetch`, awaited."""
 
 
 def _no_batch(verb: str, value: object) -> InvalidTypeError:

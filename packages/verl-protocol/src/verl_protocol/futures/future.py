@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from verl_protocol.arguments import flag, whole_number
 from verl_protocol.errors import InvalidValueError, NothingToConcatError, RowCountError, UnevenRowsError
 from verl_protocol.futures.any_batch import (
+    AsyncFetch,
     BatchData,
     Fetch,
     PendingBatch,
@@ -25,10 +25,11 @@ from verl_protocol.futures.parts import (
     PartSpan,
     Rows,
     RowsOf,
+    Steps,
     overlaps,
+    run,
+    run_async,
     span_of,
-    values_of,
-    wait_async,
 )
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     B_co = TypeVarWithDefault("B_co", covariant=True, default=Any)
 else:
     B_co = TypeVar("B_co", covariant=True)
+T = TypeVar("T")
 
 
 _MOST_CUTS = 3
@@ -140,22 +142,15 @@ class DataProtoFuture(PendingBatch, Generic[B_co]):
             TimeoutError: a part was not there in time.
             UnevenRowsError: the rows do not divide by the number of chunks.
         """
-        deadline = Deadline(timeout)
-        counts = values_of(self._known_counts(), deadline, fetch)
-        spans = self._spans(counts)
-        return self._made_of(spans, counts, values_of(self._wanted(spans), deadline, fetch))
+        return self._run(self._batch(), timeout, fetch)
 
-    async def aget(self, timeout: float | None = None) -> B_co:
-        """As `get`, without blocking the event loop; the parts are awaited together.
+    async def aget(self, timeout: float | None = None, fetch: AsyncFetch | None = None) -> B_co:
+        """As `get`, without blocking the event loop; the parts are awaited together, no thread is held.
 
         Raises:
             TimeoutError: a part was not there in time; the parts go on all the same.
         """
-        async with asyncio.timeout(timeout):
-            counts = await asyncio.gather(*map(wait_async, self._known_counts()))
-            spans = self._spans(counts)
-            values = await asyncio.gather(*map(wait_async, self._wanted(spans)))
-            return self._made_of(spans, counts, values)
+        return await self._run_async(self._batch(), timeout, fetch)
 
     def __await__(self) -> Generator[Any, None, B_co]:
         return self.aget().__await__()
@@ -170,12 +165,38 @@ class DataProtoFuture(PendingBatch, Generic[B_co]):
         Raises:
             TimeoutError: it was not known in time.
         """
+        return self._run(self._num_rows(), timeout, fetch)
+
+    async def arow_count(self, timeout: float | None = None, fetch: AsyncFetch | None = None) -> int:
+        """As `row_count`, without blocking the event loop.
+
+        Raises:
+            TimeoutError: it was not known in time.
+        """
+        return await self._run_async(self._num_rows(), timeout, fetch)
+
+    def _batch(self) -> Steps[B_co]:
+        counts = yield self._known_counts()
+        spans = self._spans(counts)
+        return self._made_of(spans, counts, (yield self._wanted(spans)))
+
+    def _num_rows(self) -> Steps[int]:
+        span = self._span((yield self._known_counts()))
+        return num_rows_of((yield from self._batch())) if span is None else span[1] - span[0]
+
+    def _run(self, steps: Steps[T], timeout: float | None, fetch: Fetch | None) -> T:
         deadline = Deadline(timeout)
-        counts = values_of(self._known_counts(), deadline, fetch)
-        span = self._span(counts)
-        if span is None:
-            return num_rows_of(self.get(deadline.left, fetch))
-        return span[1] - span[0]
+        try:
+            return run(steps, deadline, fetch)
+        except TimeoutError as error:
+            raise deadline.told(error, self) from None
+
+    async def _run_async(self, steps: Steps[T], timeout: float | None, fetch: AsyncFetch | None) -> T:
+        deadline = Deadline(timeout)
+        try:
+            return await run_async(steps, deadline, fetch)
+        except TimeoutError as error:
+            raise deadline.told(error, self) from None
 
     @property
     def tells_rows(self) -> bool:

@@ -6,16 +6,20 @@ import asyncio
 import concurrent.futures
 import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
+from verl_protocol.arguments import seconds
 from verl_protocol.columns.partition import boundaries, even_sizes, uneven_chunks
 from verl_protocol.errors import InvalidTypeError
-from verl_protocol.futures.any_batch import Fetch, PendingBatch, is_batch, num_rows_of
+from verl_protocol.futures.any_batch import AsyncFetch, Fetch, PendingBatch, is_batch, num_rows_of
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -47,15 +51,59 @@ def _no_part(part: object) -> InvalidTypeError:
 
 
 class Deadline:
-    """How much of a time limit is left, shared by everything that is waited for."""
+    """How much of a time limit is left, shared by everything that is waited for.
+
+    Raises:
+        InvalidArgumentError: the limit is no number of seconds.
+    """
 
     def __init__(self, timeout: float | None) -> None:
-        self._end = None if timeout is None else time.monotonic() + timeout
+        self.limit = seconds("timeout", timeout)
+        self._end = None if self.limit is None else time.monotonic() + self.limit
 
     @property
     def left(self) -> float | None:
         """Seconds left, at least 0; None without a limit."""
         return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+    def told(self, error: TimeoutError, what: object) -> TimeoutError:
+        """The error as whoever set the limit understands it: all of the limit, and what was waited for."""
+        if self.limit is None or self.left:
+            return error
+        # A backend's own error says more: which call, and which ranks.
+        within = getattr(error, "within", None)
+        late: TimeoutError = (
+            TimeoutError(f"{what!r} was not there within {self.limit:g} s; wait again, or for longer")
+            if within is None
+            else within(self.limit)
+        )
+        return late
+
+
+Steps: TypeAlias = Generator[list[Part], list[Any], T]
+"""Asks for the values of parts, any number of times, and returns what it made of them."""
+
+
+def run(steps: Steps[T], deadline: Deadline, fetch: Fetch | None = None) -> T:
+    """What the steps make of the parts that they ask for, after waiting for those."""
+    try:
+        wanted = next(steps)
+        while True:
+            wanted = steps.send(values_of(wanted, deadline, fetch))
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+async def run_async(steps: Steps[T], deadline: Deadline, fetch: AsyncFetch | None = None) -> T:
+    """`run` that awaits the parts, all that are asked for together."""
+    try:
+        wanted = next(steps)
+        while True:
+            wanted = steps.send(await values_async(wanted, deadline, fetch))
+    except StopIteration as end:
+        result: T = end.value
+        return result
 
 
 def values_of(parts: Sequence[Part], deadline: Deadline, fetch: Fetch | None = None) -> list[Any]:
@@ -66,10 +114,29 @@ def values_of(parts: Sequence[Part], deadline: Deadline, fetch: Fetch | None = N
         InvalidTypeError: there is no way to wait for one.
     """
     distant = [part for part in parts if not is_near(part)] if fetch is not None else []
-    fetched = iter(fetch(distant)) if fetch is not None and distant else iter(())
+    fetched = iter(fetch(distant, deadline.left)) if fetch is not None and distant else iter(())
     return [
         next(fetched) if distant and not is_near(part) else wait_for(part, deadline, fetch) for part in parts
     ]
+
+
+async def values_async(
+    parts: Sequence[Part], deadline: Deadline, fetch: AsyncFetch | None = None
+) -> list[Any]:
+    """`values_of` that awaits all parts together; the first failure ends it."""
+    distant = [part for part in parts if not is_near(part)] if fetch is not None else []
+    fetched = iter(await fetch(distant, deadline.left) if fetch is not None and distant else ())
+    awaited = [
+        asyncio.ensure_future(wait_async(part, deadline, fetch)) if not distant or is_near(part) else None
+        for part in parts
+    ]
+    waiting = [each for each in awaited if each is not None]
+    try:
+        found = iter(await asyncio.gather(*waiting))
+    finally:
+        for each in waiting:
+            each.cancel()
+    return [next(fetched) if each is None else next(found) for each in awaited]
 
 
 def is_near(part: Part) -> bool:
@@ -92,27 +159,46 @@ def wait_for(part: Part, deadline: Deadline, fetch: Fetch | None = None) -> Any:
     raise _no_part(part)
 
 
-async def wait_async(part: Part) -> Any:
+async def wait_async(part: Part, deadline: Deadline, fetch: AsyncFetch | None = None) -> Any:
     """The value of a part, without blocking the event loop; giving up does not cancel the part itself.
 
     Raises:
+        TimeoutError: it was not there in time.
         InvalidTypeError: there is no way to wait for it.
     """
     if isinstance(part, PendingBatch):
-        return await part.aget()
+        return await part.aget(deadline.left, fetch)
     if isinstance(part, RowsOf):
-        return await asyncio.to_thread(part.count, Deadline(None), None)
+        return await part.count_async(deadline, fetch)
     if is_near(part):
         return part
     if isinstance(part, SupportsFuture) and not isinstance(part, SupportsResult):
         part = part.future()
     if isinstance(part, concurrent.futures.Future):
-        return await asyncio.shield(asyncio.wrap_future(part))
-    if inspect.isawaitable(part):
-        return await asyncio.shield(part)
-    if isinstance(part, SupportsResult):
-        return await asyncio.to_thread(part.result)
+        await until_done(part, deadline)
+        return part.result(0)
+    async with asyncio.timeout(deadline.left):
+        if inspect.isawaitable(part):
+            return await asyncio.shield(part)
+        if isinstance(part, SupportsResult):
+            # There is no other way to wait for what can only be asked.
+            return await asyncio.to_thread(part.result)
     raise _no_part(part)
+
+
+async def until_done(future: concurrent.futures.Future[Any], deadline: Deadline) -> None:
+    """Returns once the future is done or the time is over; no thread waits, and the future is left alone."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake(_: object) -> None:
+        # Who waited may be gone, and the loop with it.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(done.set)
+
+    future.add_done_callback(wake)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(deadline.left):
+            await done.wait()
 
 
 @dataclass(frozen=True)
@@ -125,6 +211,12 @@ class RowsOf:
         """The number of rows."""
         if isinstance(self.part, PendingBatch):
             return self.part.row_count(deadline.left, fetch)
+        return num_rows_of(self.part)
+
+    async def count_async(self, deadline: Deadline, fetch: AsyncFetch | None) -> int:
+        """The number of rows, awaited."""
+        if isinstance(self.part, PendingBatch):
+            return await self.part.arow_count(deadline.left, fetch)
         return num_rows_of(self.part)
 
 

@@ -9,31 +9,33 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-from verl_dispatch.planning.collectors import BatchCollector
+from verl_dispatch.errors import CallTimeout
+from verl_dispatch.groups.call import Arrivals, Steps
 from verl_dispatch.planning.parts import FuturePart
 from verl_dispatch.planning.plan import CallPlan, arguments_of
 from verl_protocol import DataProtoFuture
 from verl_protocol.futures.parts import Cut, Deadline, overlaps, span_of, values_of
 
-from verl_ray.calls.failures import has_failed
-from verl_ray.wire.refs import get_answers, transport_of
+from verl_ray.wire.refs import get_answers, hear, transport_of
 from verl_ray.wire.sealed import Arrived, SealedFuture, is_one_whole_part, opened
 
 __all__ = [
     "AnswerPart",
     "BatchFuture",
-    "data_future",
+    "Makers",
+    "explained",
     "fetch_answers",
+    "fetch_answers_async",
     "futures_of",
     "is_direct",
     "knows_row_counts",
+    "late",
     "learn_row_counts",
     "needed_parts",
     "whole_part",
@@ -44,14 +46,19 @@ class Makers(Protocol):
     """The workers that make an answer: what a future needs to know of a group."""
 
     name: str
+    grace_s: float
+    generation: int
 
     def check_generation(self, method: str, generation: int) -> None:
         """Refuse what an earlier generation made."""
 
+    def check_connected(self, method: str) -> None:
+        """Refuse to ask for answers once this process has left the workers' cluster."""
+
     def failure(
-        self, method: str, ranks: Sequence[int], refs: Sequence[Any], generation: int
-    ) -> Exception | None:
-        """The error of a call that failed on one of these ranks; None if none has failed."""
+        self, method: str, errors: Mapping[int, BaseException], silent: Collection[int], generation: int
+    ) -> Exception:
+        """The error of a call that failed on some ranks, while others stayed silent."""
 
 
 class AnswerPart:
@@ -62,7 +69,7 @@ class AnswerPart:
     copy that was sent elsewhere is a bare reference.
     """
 
-    __slots__ = ("_generation", "made_by", "method", "rank", "ref", "unread")
+    __slots__ = ("generation", "made_by", "method", "rank", "ref", "unread")
 
     def __init__(
         self,
@@ -75,7 +82,7 @@ class AnswerPart:
     ) -> None:
         self.ref, self.rank, self.method, self.unread = ref, rank, method, unread
         # Keeps the workers alive until they have made it, also where their group has been dropped.
-        self.made_by, self._generation = made_by, generation
+        self.made_by, self.generation = made_by, generation
 
     @property
     def fresh_ref(self) -> Any:
@@ -85,43 +92,59 @@ class AnswerPart:
             StaleFutureError: the workers were restarted since.
         """
         if self.made_by is not None:
-            self.made_by.check_generation(self.method, self._generation)
+            self.made_by.check_generation(self.method, self.generation)
         return self.ref
+
+    @property
+    def call(self) -> tuple[int, int, str]:
+        """What tells the call that makes it from all others, as far as its errors go."""
+        return id(self.made_by), self.generation, self.method
 
     def result(self, timeout: float | None = None) -> Any:
         """The value.
 
         Raises:
             StaleFutureError: the group was restarted since.
+            WorkerGroupError: the worker failed.
             TimeoutError: it was not there in time.
         """
         return opened(fetch_answers([self], timeout)[0])
 
-    def __await__(self) -> Any:
-        if self.made_by is None:
-            return self.ref.__await__()
-        return asyncio.to_thread(self.result).__await__()
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Any:
+        return opened((await fetch_answers_async([self]))[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AnswerPart, (self.fresh_ref, self.rank)
 
 
 class BatchFuture(SealedFuture):
-    """A `DataProtoFuture` whose parts are fetched together, and whose failures are those of a call."""
+    """A `DataProtoFuture` whose parts are fetched together, and whose failures are those of a call.
+
+    Its methods raise WorkerGroupError where a worker failed, StaleFutureError where the group was restarted
+    since, and CallTimeout where not all was there in time.
+    """
 
     def get(self, timeout: float | None = None, fetch: Any = None) -> Any:
-        """The batch; see `DataProtoFuture.get`.
+        """The batch; see `DataProtoFuture.get`."""
+        return super().get(timeout, fetch or fetch_answers)
 
-        Raises:
-            WorkerGroupError: a worker failed.
-            StaleFutureError: the group was restarted since.
-            TimeoutError: it was not there in time.
-        """
-        return super().get(timeout, fetch or partial(fetch_answers, timeout=timeout))
+    async def aget(self, timeout: float | None = None, fetch: Any = None) -> Any:
+        """The batch, awaited; see `DataProtoFuture.aget`."""
+        return await super().aget(timeout, fetch or fetch_answers_async)
 
     def row_count(self, timeout: float | None = None, fetch: Any = None) -> int:
         """How many rows this has; see `DataProtoFuture.row_count`."""
-        return super().row_count(timeout, fetch or partial(fetch_answers, timeout=timeout))
+        return super().row_count(timeout, fetch or fetch_answers)
+
+    async def arow_count(self, timeout: float | None = None, fetch: Any = None) -> int:
+        """How many rows this has, awaited; see `DataProtoFuture.arow_count`."""
+        return await super().arow_count(timeout, fetch or fetch_answers_async)
+
+
+# --- The values of parts, however many ranks, calls and groups make them ----------------------------------
 
 
 def fetch_answers(parts: Sequence[Any], timeout: float | None = None) -> list[Any]:
@@ -129,79 +152,105 @@ def fetch_answers(parts: Sequence[Any], timeout: float | None = None) -> list[An
 
     Raises:
         WorkerGroupError: a worker of a group known here failed.
+        StaleFutureError: the workers were restarted since.
+        TimeoutError: not all were there in time.
     """
-    fetched = iter(_fetch([part for part in parts if not isinstance(part, Arrived)], timeout))
-    return [part if isinstance(part, Arrived) else next(fetched) for part in parts]
+    deadline = Deadline(timeout)
+    heard, asked = _told_apart(parts)
+    arriving = PartsArriving(heard)
+    came = arriving._sleeping(arriving.values(deadline)) | _ask(asked, deadline)
+    return [came.get(part, part) for part in parts]
 
 
-def _fetch(parts: Sequence[Any], timeout: float | None) -> list[Any]:
+async def fetch_answers_async(parts: Sequence[Any], timeout: float | None = None) -> list[Any]:
+    """`fetch_answers`, awaited; no thread waits for what can be heard of."""
+    deadline = Deadline(timeout)
+    heard, asked = _told_apart(parts)
+    arriving = PartsArriving(heard)
+    came = await arriving._awaiting(arriving.values(deadline))
+    if asked:
+        came |= await asyncio.to_thread(_ask, asked, deadline)
+    return [came.get(part, part) for part in parts]
+
+
+def _told_apart(parts: Sequence[Any]) -> tuple[list[AnswerPart], list[Any]]:
+    """Parts that are heard of, and those that must be asked for; what has arrived is neither.
+
+    What stays with its worker cannot be heard of, and what others have stored would be opened on the thread
+    that hears.
+    """
+    distant = [part for part in parts if not isinstance(part, Arrived)]
+    heard = [part for part in distant if isinstance(part, AnswerPart) and transport_of(part.ref) is None]
+    return heard, [part for part in distant if part not in heard] if len(heard) < len(distant) else []
+
+
+class PartsArriving(Arrivals):
+    """The wait for some parts, and for what nobody reads beside them."""
+
+    def __init__(self, parts: Sequence[AnswerPart]) -> None:
+        beside = [each for part in parts for each in part.unread]
+        self._parts = list(dict.fromkeys([*parts, *beside]))
+        super().__init__(self._parts)
+        self.grace_s = max((part.made_by.grace_s for part in parts if part.made_by is not None), default=0.0)
+        self._asked = False
+
+    def check(self, waiting: bool) -> None:
+        """Refuse parts of workers that were restarted, or that are out of reach; ask for the others."""
+        for part in self._parts:
+            if not waiting:
+                # Who waits while the workers are restarted hears of their end.
+                _ = part.fresh_ref
+            elif part.made_by is not None:
+                part.made_by.check_connected(part.method)
+        if waiting and not self._asked:
+            self._asked = True
+            for part in self._parts:
+                hear(part.ref, partial(self.take, part))
+
+    def values(self, deadline: Deadline) -> Steps[dict[Any, Any]]:
+        """What came, by part."""
+        self.check(waiting=False)
+        yield from self._until_decided(deadline)
+        if errors := self._errors():
+            raise explained(errors, self._missing())
+        if missing := self._missing():
+            raise late(missing, deadline.limit or 0.0)
+        return {part: value for part, (value, _) in self._came.items()}
+
+
+def _ask(parts: Sequence[Any], deadline: Deadline) -> dict[Any, Any]:
+    """The values of parts that cannot be heard of."""
     if not parts:
-        return []
-    num_read, parts = len(parts), [*parts, *_unread_beside(parts)]
+        return {}
     refs = [part.fresh_ref if isinstance(part, AnswerPart) else part for part in parts]
     try:
-        values = get_answers(refs, timeout)
+        return dict(zip(parts, get_answers(refs, deadline.left), strict=True))
     except RayError as error:
-        if isinstance(error, GetTimeoutError) and not isinstance(error, RayTaskError):
+        made = [part for part in parts if isinstance(part, AnswerPart)]
+        if not made or made[0].made_by is None:
             raise
-        raise _explained([part for part in parts if isinstance(part, AnswerPart)]) or error from None
-    return values[:num_read]
+        if isinstance(error, GetTimeoutError) and not isinstance(error, RayTaskError):
+            raise late(made, deadline.limit or 0.0) from None
+        raise explained({made[0]: error}, []) from None
 
 
-def _explained(parts: Sequence[AnswerPart]) -> Exception | None:
-    """The error of the first group known here that failed to make its parts."""
-    for made_by in {id(part.made_by): part.made_by for part in parts if part.made_by is not None}.values():
-        failure = _failure(made_by, [part for part in parts if part.made_by is made_by])
-        if failure is not None:
-            return failure
-    return None
+def explained(errors: Mapping[AnswerPart, BaseException], missing: Sequence[AnswerPart]) -> BaseException:
+    """The error of the call that failed first; what no group known here makes says itself why it failed."""
+    first, error = next(iter(errors.items()))
+    if first.made_by is None:
+        return error
+    failed = {part.rank: each for part, each in errors.items() if part.call == first.call}
+    silent = {part.rank for part in missing if part.call == first.call}.difference(failed)
+    return first.made_by.failure(first.method, failed, silent, first.generation)
 
 
-def _failure(made_by: Makers, parts: Sequence[AnswerPart]) -> Exception | None:
-    """The error of the call that failed among those that made these parts; None if they are fine by now."""
-    failed = next((part for part in parts if has_failed(part.ref)), None)
-    if failed is None:
-        return None
-    call = [part for part in parts if part.method == failed.method]
-    ranks, refs = [part.rank for part in call], [part.ref for part in call]
-    return made_by.failure(failed.method, ranks, refs, failed._generation)
-
-
-def _unread_beside(parts: Sequence[Any]) -> list[AnswerPart]:
-    """The unread answers of these parts; those of one call share them."""
-    calls = {id(part.unread): part.unread for part in parts if isinstance(part, AnswerPart)}
-    return list({id(part): part for unread in calls.values() for part in unread}.values())
-
-
-def data_future(
-    made_by: Makers, plan: CallPlan, pendings: Sequence[Pending], behind: Sequence[AnswerPart] = ()
-) -> DataProtoFuture[Any]:
-    """The future of a batch mode's result.
-
-    Args:
-        behind: answers of earlier calls that nobody reads, and without which this result is not there.
-    """
-
-    def part(pending: Pending, ref: Any, unread: tuple[AnswerPart, ...] = ()) -> AnswerPart:
-        return AnswerPart(ref, pending.rank, made_by, pending.generation, plan.method, unread)
-
-    by_rank = {pending.rank: pending for pending in pendings}
-    answers = [by_rank.pop(rank) for rank in plan.fetched_ranks]
-    unread = (*behind, *(part(each, each.ref) for each in by_rank.values()))
-    return BatchFuture(
-        plan.collect.collect,
-        [part(each, each.ref, unread) for each in answers],
-        row_counts=[part(each, each.rows_ref) for each in answers],
-        row_aligned=_joins_in_order(plan),
-    )
-
-
-def _joins_in_order(plan: CallPlan) -> bool:
-    """Whether the result is the answers' rows, one rank after the other."""
-    collect = plan.collect
-    return isinstance(collect, BatchCollector) and (
-        collect.layout is None or not collect.layout.changes_answers
-    )
+def late(missing: Sequence[AnswerPart], limit_s: float) -> TimeoutError:
+    """The error of the call whose answers are the first that are missing."""
+    first = missing[0]
+    if first.made_by is None:
+        return TimeoutError(f"a part of a batch was not there within {limit_s:g} s")
+    ranks = {part.rank for part in missing if part.call == first.call}
+    return CallTimeout(first.made_by.name, first.method, limit_s, sorted(ranks))
 
 
 # --- Which parts of a future a worker will want, said by the driver, which has fetched none of them -------
@@ -299,20 +348,3 @@ def _span(future: DataProtoFuture[Any], padded: FuturePart | None, counts: Seque
         # The worker will tell what is wrong, or that the batch itself allows it.
         return 0, sum(counts)
     return start + first, start + last
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """One rank's call under way.
-
-    Attributes:
-        rank: who was called.
-        ref: its answer.
-        rows_ref: the row count of its answer, where that comes as a value of its own.
-        generation: the generation of the workers that it was sent to.
-    """
-
-    rank: int
-    ref: Any
-    rows_ref: Any
-    generation: int

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-from verl_dispatch.errors import CallTimeout, WorkerGroupError
-from verl_dispatch.groups.bound_method import current_timer
+from ray.exceptions import RayError
+from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.planning.collectors import BatchCollector
 from verl_dispatch.planning.options import CallOptions
 from verl_dispatch.planning.plan import CallPlan, RankCall, arguments_of, inner_of
 
-from verl_ray.calls.failures import Survey, has_failed, survey
-from verl_ray.calls.futures import Pending, futures_of, learn_row_counts
+from verl_ray.calls.call import RayCall, unread_behind
+from verl_ray.calls.futures import futures_of, learn_row_counts
 from verl_ray.calls.packing import Packer, store_shared
 from verl_ray.errors import OutOfReachError, TransportRefusedError
 from verl_ray.group.worker_set import WorkerSet
@@ -170,37 +168,34 @@ class Executor:
         self._remotes: dict[tuple[str, bool, str | None], list[Any]] = {}
         self._generation = -1
 
-    def send(self, plan: CallPlan, options: CallOptions) -> list[Pending]:
+    def send(self, plan: CallPlan, options: CallOptions) -> RayCall:
         """Start every call of the plan; returns at once."""
         self._worker_set.ready()
         handed_on = options.blocking is False
         transport = self._direct.open(plan.method) if handed_on else None
-        if options.blocking and options.timeout_s is None:
-            self._learn_row_counts(plan)
+        futures = futures_of(plan)
+        route = self._routes.get(plan.method)
+        if options.blocking and options.timeout_s is None and route is not None and route.materializes:
+            # For a caller who waits anyway: who knows the counts sends less, and spares the workers to ask.
+            for future in futures:
+                learn_row_counts(future)
         counts_rows = handed_on and isinstance(plan.collect, BatchCollector)
         # Ray takes one return value with a direct transport, so there a second call counts the rows.
         with_rows = counts_rows and transport is None
         # All are packed before any is sent: what cannot be packed shall reach no rank.
         given = self._packed(plan, handed_on, with_rows, transport)
         remotes = self._remotes_of(plan.method, with_rows, transport)
-        generation = self._worker_set.generation
-        pendings = []
+        is_async = route is not None and route.is_async
+        sent = RayCall(self._worker_set, plan, options.timeout_s, unread_behind(futures), is_async)
         # All ranks get the calls of several threads in one order, or two calls could wait for each other.
         with self._worker_set.sending:
             for call, arguments in zip(plan.calls, given, strict=True):
                 ref = remotes[call.rank].remote(*arguments)
-                value_ref, rows_ref = ref if with_rows else (ref, None)
+                sent.refs[call.rank], rows_ref = ref if with_rows else (ref, None)
                 if counts_rows and not with_rows:
-                    rows_ref = self._worker_set.handles[call.rank].__ray_call__.remote(count_rows, value_ref)
-                pendings.append(Pending(call.rank, value_ref, rows_ref, generation))
-        return pendings
-
-    def _learn_row_counts(self, plan: CallPlan) -> None:
-        """For a caller who waits anyway: who knows the counts sends less, and spares the workers to ask."""
-        route = self._routes.get(plan.method)
-        if route is not None and route.materializes:
-            for future in futures_of(plan):
-                learn_row_counts(future)
+                    rows_ref = self._worker_set.handles[call.rank].__ray_call__.remote(count_rows, ref)
+                sent.rows_refs[call.rank] = rows_ref
+        return sent
 
     def _packed(
         self, plan: CallPlan, handed_on: bool, with_rows: bool, transport: str | None
@@ -246,92 +241,6 @@ class Executor:
             found = [getattr(handle, runner).options(**options) for handle in self._worker_set.handles]
             self._remotes[method, with_rows, transport] = found
         return found
-
-    def wait(self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None) -> list[Any]:
-        """The answers of the fetched ranks, in their order.
-
-        Raises:
-            WorkerGroupError: a rank failed.
-            CallTimeout: not all ranks answered in time; async methods are cancelled.
-        """
-        timer = current_timer()
-        if timer is not None:
-            self._note_answers(pendings, timeout_s, timer)
-        values = self._get(plan.method, pendings, timeout_s)
-        if plan.fetches_all:
-            return values
-        by_rank = dict(zip(plan.called_ranks, values, strict=True))
-        return [by_rank[rank] for rank in plan.fetched_ranks]
-
-    def _get(self, method: str, pendings: Sequence[Pending], timeout_s: float | None) -> list[Any]:
-        try:
-            values: list[Any] = ray.get([pending.ref for pending in pendings], timeout=timeout_s)
-        except Exception as error:
-            self._fail(method, pendings, timeout_s, error)
-        return values
-
-    def _note_answers(self, pendings: Sequence[Pending], timeout_s: float | None, timer: Any) -> None:
-        rank_of = {pending.ref: pending.rank for pending in pendings}
-        waiting = list(rank_of)
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while waiting:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            done, waiting = ray.wait(waiting, num_returns=1, timeout=left, fetch_local=False)
-            for ref in done:
-                timer.rank_answered(rank_of[ref])
-            if not done or any(map(has_failed, done)):
-                return
-
-    def _fail(
-        self, method: str, pendings: Sequence[Pending], timeout_s: float | None, error: Exception
-    ) -> NoReturn:
-        """Raise for all ranks what `error` says about one of them."""
-        refs = [pending.ref for pending in pendings]
-        ranks = [pending.rank for pending in pendings]
-        if (
-            timeout_s is not None
-            and isinstance(error, GetTimeoutError)
-            and not isinstance(error, RayTaskError)
-        ):
-            found = survey(refs, 0.0)
-            if not found.errors:
-                self._give_up(method, refs, found)
-                raise CallTimeout(
-                    self._worker_set.name, method, timeout_s, [ranks[i] for i in found.silent]
-                ) from None
-        raise (self._worker_set.failure(method, ranks, refs, pendings[0].generation) or error) from None
-
-    def _give_up(self, method: str, refs: Sequence[Any], found: Survey) -> None:
-        """Stop async methods, which would hold their worker; others cannot be stopped."""
-        if method in self._routes and self._routes[method].is_async:
-            for index in found.silent:
-                ray.cancel(refs[index])
-
-    def stream(
-        self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None
-    ) -> Iterator[tuple[int, Any]]:
-        """`(rank, answer)` of the fetched ranks as they come."""
-        by_ref = {pending.ref: pending for pending in pendings}
-        waiting = list(by_ref)
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while waiting:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            done, waiting = ray.wait(waiting, num_returns=1, timeout=left)
-            if not done:
-                self._get(plan.method, pendings, 0)
-                return
-            try:
-                value = ray.get(done[0])
-            except Exception as error:
-                self._fail(plan.method, pendings, None, error)
-            if by_ref[done[0]].rank in plan.fetched_ranks:
-                yield by_ref[done[0]].rank, value
-
-    def done(self, pendings: Sequence[Pending]) -> bool:
-        """Whether every call has ended, or one has failed."""
-        refs = [pending.ref for pending in pendings]
-        done, waiting = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
-        return not waiting or any(map(has_failed, done))
 
 
 def _same_arguments(call: RankCall, other: RankCall) -> bool:

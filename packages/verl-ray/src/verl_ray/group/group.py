@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self, TypeVar, overload
 
-import ray
-from ray.exceptions import GetTimeoutError
-from verl_dispatch.errors import CallTimeout
 from verl_dispatch.groups.group import RESERVED_NAMES, WorkerGroup
 from verl_dispatch.methods.registered import reserved_name
 from verl_dispatch.methods.static import GroupWorker
-from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions
-from verl_dispatch.planning.plan import CallPlan, all_ranks
-from verl_protocol import DataProtoFuture
+from verl_dispatch.planning.options import CallOptions
+from verl_dispatch.planning.plan import CallPlan
 
-from verl_ray.calls.failures import has_failed
-from verl_ray.calls.futures import AnswerPart, Pending, data_future, fetch_answers, futures_of
+from verl_ray.calls.call import RayCall
 from verl_ray.calls.stale import refuse_retired
 from verl_ray.errors import NotTheOwnerError, UnknownKeywordError, UnknownRolesError, UnsupportedOptionError
 from verl_ray.group.attach import attach
@@ -37,87 +31,10 @@ if TYPE_CHECKING:
     from verl_dispatch.methods.static import GP, A, D, G, Method, R
     from verl_dispatch.modes import Ref
 
-__all__ = ["RayWorkerGroup", "WorkerSetGroup", "await_unread", "still_open", "still_running", "unread_behind"]
-
-
-# --- Ranks whose answers nobody reads: their failures show all the same, also to a caller who only hands
-#     a
-# future on.
-#
-# In a mesh one rank of several answers for a shard of the rows, and the others are only waited for. A
-# future knows them; so does the call that the future is handed to, which succeeds only if they did.
-
-
-def unread_behind(plan: CallPlan) -> tuple[AnswerPart, ...]:
-    """The answers that nobody reads of the calls whose futures this plan hands on."""
-    found: dict[int, AnswerPart] = {}
-    for part in _parts_handed_on(plan):
-        found |= {id(each): each for each in part.unread}
-    return tuple(found.values())
-
-
-def still_open(parts: Sequence[AnswerPart]) -> tuple[AnswerPart, ...]:
-    """Those that may still fail, or have failed: in a chain of futures the others need not be remembered."""
-    running = set(still_running(parts))
-    return tuple(part for part in parts if part in running or has_failed(part.ref))
-
-
-def still_running(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
-    """Those that are not there yet."""
-    if not parts:
-        return []
-    refs = [part.ref for part in parts]
-    waiting = set(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[1])
-    return [part for part in parts if part.ref in waiting]
-
-
-def await_unread(plan: CallPlan, timeout_s: float | None, begun_at: float) -> None:
-    """Wait until all answers that nobody reads are there, behind the futures of this plan.
-
-    Args:
-        timeout_s: seconds that the call of the plan may take; None sets no limit.
-        begun_at: when the wait for it began, on the clock of `time.monotonic`.
-
-    Raises:
-        WorkerGroupError: a rank failed in the call that made the future.
-        CallTimeout: a rank had not answered in time.
-    """
-    parts = unread_behind(plan)
-    if not parts:
-        return
-    left = None if timeout_s is None else max(0.0, begun_at + timeout_s - time.monotonic())
-    try:
-        fetch_answers(parts, left)
-    except GetTimeoutError:
-        raise _late(parts, timeout_s or 0.0) from None
-
-
-def _late(parts: Sequence[AnswerPart], timeout_s: float) -> CallTimeout:
-    """The error for the call whose answers are the first that are missing."""
-    waiting = still_running(parts)
-    first = (waiting or parts)[0]
-    ranks = [part.rank for part in waiting if part.made_by is first.made_by and part.method == first.method]
-    name = "" if first.made_by is None else first.made_by.name
-    return CallTimeout(name, first.method, timeout_s, ranks)
-
-
-def _parts_handed_on(plan: CallPlan) -> Iterator[AnswerPart]:
-    for future in futures_of(plan):
-        yield from _answer_parts(future.futures)
-
-
-def _answer_parts(parts: Sequence[Any]) -> Iterator[AnswerPart]:
-    for part in parts:
-        if isinstance(part, AnswerPart):
-            yield part
-        elif isinstance(part, DataProtoFuture):
-            yield from _answer_parts(part.futures)
+__all__ = ["RayWorkerGroup", "WorkerSetGroup"]
 
 
 # --- The calls of a group on Ray: what `verl_dispatch.WorkerGroup` asks of a backend ---------------------
-
-
-_HANDED_ON = DEFAULT_OPTIONS.changed(blocking=False)
 
 
 class WorkerSetGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
@@ -134,43 +51,9 @@ class WorkerSetGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         self._world_size = worker_set.world_size
         self._bind_worker_method(user_class if role is None else roles_of(user_class)[role])
 
-    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[ObjectRef[Any]]:
-        """Runs any method, registered or not, with the same arguments on every worker; an ObjectRef each."""
-        plan = self._raw_plan(method_name, all_ranks(self.world_size), args, kwargs)
-        return self._futures(plan, self._send(plan, _HANDED_ON))
-
-    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> ObjectRef[Any]:
-        """Runs any method, registered or not, on rank 0; its ObjectRef, at once."""
-        plan = self._raw_plan(method_name, (0,), args, kwargs)
-        ref: ObjectRef[Any] = self._futures(plan, self._send(plan, _HANDED_ON))[0]
-        return ref
-
-    def _send(self, plan: CallPlan, options: CallOptions) -> Sequence[Pending]:
+    def _send(self, plan: CallPlan, options: CallOptions) -> RayCall:
         refuse_retired(plan.calls)
         return self._executor.send(plan, options)
-
-    def _wait(self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None) -> list[Any]:
-        begun_at = time.monotonic()
-        answers = self._executor.wait(plan, pendings, timeout_s)
-        await_unread(plan, timeout_s, begun_at)
-        return answers
-
-    def _stream(
-        self, plan: CallPlan, pendings: Sequence[Pending], timeout_s: float | None
-    ) -> Iterator[tuple[int, Any]]:
-        begun_at = time.monotonic()
-        yield from self._executor.stream(plan, pendings, timeout_s)
-        await_unread(plan, timeout_s, begun_at)
-
-    def _done(self, plan: CallPlan, pendings: Sequence[Pending]) -> bool:
-        return self._executor.done(pendings) and not still_running(unread_behind(plan))
-
-    def _futures(self, plan: CallPlan, pendings: Sequence[Pending]) -> list[Any]:
-        by_rank = {pending.rank: pending.ref for pending in pendings}
-        return [by_rank[rank] for rank in plan.fetched_ranks]
-
-    def _data_future(self, plan: CallPlan, pendings: Sequence[Pending]) -> DataProtoFuture:
-        return data_future(self._worker_set, plan, pendings, still_open(unread_behind(plan)))
 
     def _check_usable(self, method: str) -> None:
         self._worker_set.check_usable(method)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.workers.rank import RankInfo
 
-from verl_ray.calls.failures import describe_failures, is_gone, survey
+from verl_ray.calls.failures import describe_failures, is_gone
 from verl_ray.calls.stale import retire
 from verl_ray.errors import NodeLost, NotTheOwnerError, StaleFutureError
 from verl_ray.group.launch import Launched, LaunchSpec, Started, await_start, end, launch
@@ -312,24 +312,18 @@ class WorkerSet:
                 self._broken = f"{method!r}{where}"
 
     def failure(
-        self, method: str, ranks: Sequence[int], refs: Sequence[Any], generation: int
-    ) -> WorkerGroupError | None:
-        """The error of a call that failed on one of these ranks, asked of all; None if none has failed.
+        self, method: str, errors: Mapping[int, BaseException], silent: Collection[int], generation: int
+    ) -> WorkerGroupError:
+        """The error of a call that failed on some ranks, while others did not answer within `grace_s`.
 
-        It breaks the set where a rank is gone, or does not answer within `grace_s`.
+        It breaks the set where a rank is gone, or silent.
         """
-        # Asked first: a rank may have died, and the workers be restarted for that reason during the survey.
-        ended = self._ended(generation)
-        found = survey(refs, self.grace_s)
-        if not found.errors:
-            return None
-        if ended and all(map(is_gone, found.errors.values())):
+        gone = [is_gone(error) for error in errors.values()]
+        if all(gone) and (ended := self._ended(generation)):
             return WorkerGroupError(self.name, method, reason=ended)
-        errors = {ranks[index]: error for index, error in found.errors.items()}
-        silent = [ranks[index] for index in found.silent]
-        if silent or found.lost_a_worker:
+        if silent or any(gone):
             self.mark_broken(method, sorted(errors), generation)
-        return WorkerGroupError(self.name, method, describe_failures(errors, self._reports), silent)
+        return WorkerGroupError(self.name, method, describe_failures(errors, self._reports), sorted(silent))
 
     def _ended(self, generation: int) -> str:
         """Who has ended the workers of this generation, if somebody has."""
@@ -396,11 +390,19 @@ class WorkerSet:
         if not self._left_cluster():
             end(handles)
 
-    def _refuse_if_closed(self, method: str) -> None:
+    def check_connected(self, method: str) -> None:
+        """Refuse to ask Ray for answers where that would start or join another cluster.
+
+        Raises:
+            WorkerGroupError: this process has left the workers' cluster.
+        """
         if self._left_cluster():
             raise WorkerGroupError(
                 self.name, method, reason="refused, because this process has left the workers' Ray cluster"
             )
+
+    def _refuse_if_closed(self, method: str) -> None:
+        self.check_connected(method)
         if self.closed:
             raise WorkerGroupError(
                 self.name, method, reason="refused, because the group or its pool was shut down"

@@ -160,6 +160,9 @@ def prepare_answer(value: Any, answer: Answer) -> Any:
         return DirectAnswer(value, answer.transport)
     if answer.with_rows:
         return Sealed(value), _num_rows(value)
+    if answer.readers == "one":
+        # The caller hears of it on a thread that must not open it.
+        return value if is_scalar(value) else Sealed(value)
     return packed(value, answer.readers)
 
 

@@ -5,12 +5,13 @@ What of Ray's alpha interface is not documented is used in this module only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import ray
 
-__all__ = ["get_answers", "maker_of", "transport_of"]
+__all__ = ["get_answers", "hear", "maker_of", "transport_of"]
 
 
 def transport_of(ref: Any) -> str | None:
@@ -31,3 +32,17 @@ def get_answers(refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
     options = {"_use_object_store": True} if any(map(transport_of, refs)) else {}
     values: list[Any] = ray.get(list(refs), timeout=timeout, **options)
     return values
+
+
+def hear(ref: Any, take: Callable[[Any, BaseException | None], object]) -> None:
+    """Have `take(value, error)` called once the answer is there, on a thread of Ray's own: none waits for it.
+
+    That thread serves all of Ray in this process, and unpickles the value. So answers come sealed: what opens
+    them, and imports what they need, is the thread that reads them.
+    """
+
+    def heard(future: Future[Any]) -> None:
+        error = future.exception()
+        take(None if error is not None else future.result(), error)
+
+    ref.future().add_done_callback(heard)

@@ -1,0 +1,477 @@
+"""A call that was sent: what its ranks have answered so far, every way to wait for the rest, its times.
+
+Answers come in from other threads. What came is one dict of which only single operations are used, and who
+waits sleeps on something of its own until it is woken: no lock is held meanwhile. So a signal handler that
+raises, a cancelled await, or a finalizer that happens to run leaves nothing behind, and nobody waits for
+another waiter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import pairwise
+from queue import Empty, SimpleQueue
+from threading import Lock
+from typing import Any, Generic, NoReturn, Self, SupportsIndex, TypeAlias, TypeVar
+
+from verl_protocol import DataProtoFuture
+from verl_protocol.futures.parts import Deadline
+
+from verl_dispatch.errors import CallTimeout, NotPicklableError
+from verl_dispatch.planning.plan import CallPlan, bytes_of_answers, bytes_of_calls
+
+__all__ = ["AnswerStream", "Arrivals", "Call", "CallFuture", "CallRecord", "CallTrace"]
+
+
+T = TypeVar("T")
+R_co = TypeVar("R_co", covariant=True)
+Steps: TypeAlias = Generator[float, None, T]
+"""What is waited for, apart from how: gives the seconds to sleep before it is asked again, then a result."""
+
+_log = logging.getLogger(__name__)
+_now = time.perf_counter
+_LOOK_S = 1.0
+"""Nobody sleeps longer than this at a time, so that a backend which has gone away is noticed."""
+
+
+class Arrivals(ABC):
+    """What other threads bring, one value or error for each of some keys, and the wait for it.
+
+    The first error ends a wait, once the others have had `grace_s` to come too.
+    """
+
+    grace_s: float = 1.0
+
+    def __init__(self, keys: Sequence[Hashable]) -> None:
+        self._keys = keys
+        self._came: dict[Hashable, tuple[Any, BaseException | None]] = {}
+        self._failed_at: float | None = None
+        self._wakers: list[Callable[[], object]] = []
+        self._wakes_at_each = False
+
+    def take(self, key: Hashable, value: Any, error: BaseException | None) -> None:
+        """Takes what came for a key; the first counts. From any thread."""
+        came = (value, error)
+        if self._came.setdefault(key, came) is not came:
+            return
+        if error is not None:
+            self._failed_at = self._failed_at or _now()
+        if self._wakes_at_each or self._is_decided():
+            for wake in tuple(self._wakers):
+                wake()
+
+    @abstractmethod
+    def check(self, waiting: bool) -> None:
+        """Raises if nothing can come any more, or nothing that came may be read.
+
+        Asked before anything is read, and, with `waiting`, before each sleep of who waits, at least once a
+        second: there a backend whose answers come only on request asks for them.
+        """
+
+    def _is_decided(self) -> bool:
+        return len(self._came) >= len(self._keys) or self._failed_at is not None
+
+    def _missing(self) -> list[Any]:
+        came, keys = self._came, self._keys
+        return [] if len(came) >= len(keys) else [key for key in keys if key not in came]
+
+    def _errors(self) -> dict[Any, BaseException]:
+        if self._failed_at is None:
+            return {}
+        return {key: error for key, (_, error) in list(self._came.items()) if error is not None}
+
+    # --- waiting, told apart from sleeping -----------------------------------------------------------------
+
+    def _until_decided(self, deadline: Deadline) -> Steps[None]:
+        """Until all have come, or one has failed and the others have had their grace, or the time is over."""
+        while len(self._came) < len(self._keys):
+            left = deadline.left
+            if self._failed_at is not None:
+                left = self._grace_left() if left is None else min(left, self._grace_left())
+            if left == 0:
+                return
+            yield self._pause(left)
+
+    def _pause(self, left: float | None) -> float:
+        self.check(waiting=True)
+        return _LOOK_S if left is None else min(_LOOK_S, left)
+
+    def _grace_left(self) -> float:
+        return 0.0 if self._failed_at is None else max(0.0, self._failed_at + self.grace_s - _now())
+
+    def _sleeping(self, steps: Steps[T]) -> T:
+        """What the steps come to, in a thread that sleeps in between."""
+        news: SimpleQueue[None] | None = None
+        wake: Callable[[], object] = bool
+        try:
+            while True:
+                pause = next(steps)
+                if news is None:
+                    # What came before somebody could be woken shows at the next look.
+                    news = SimpleQueue()
+                    wake = partial(news.put, None)
+                    self._wakers.append(wake)
+                    continue
+                with suppress(Empty):
+                    news.get(timeout=pause)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            if news is not None:
+                self._wakers.remove(wake)
+
+    async def _awaiting(self, steps: Steps[T]) -> T:
+        """What the steps come to, in a task that sleeps in between."""
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            # Who waited may be gone, and the loop with it.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(news.set)
+
+        self._wakers.append(wake)
+        try:
+            while True:
+                news.clear()
+                pause = next(steps)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await news.wait()
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            self._wakers.remove(wake)
+
+
+class Call(Arrivals):
+    """One call under way: what a backend's `_send` returns.
+
+    The backend reports `answered(rank, value)` or `failed(rank, error)` once for each called rank, from any
+    thread, and supplies `futures`, `error` and `check`. All waiting is done here.
+
+    Args:
+        plan: what was sent.
+        group: name of the group, for messages.
+        timeout_s: seconds from sending until the call gives up; None sets no limit.
+
+    Attributes:
+        deadline: what is left of them.
+        grace_s: seconds that other ranks get to answer after a first one failed.
+        seconds: rank -> seconds from sending to its answer.
+    """
+
+    def __init__(self, plan: CallPlan, group: str, timeout_s: float | None = None) -> None:
+        super().__init__(plan.called_ranks)
+        self.plan, self.group = plan, group
+        self.deadline = Deadline(timeout_s)
+        self.sent_at = _now()
+        self.seconds: dict[int, float] = {}
+        self._told = False
+
+    # --- what a backend reports and supplies ---------------------------------------------------------------
+
+    def answered(self, rank: int, value: Any) -> None:
+        """Takes a rank's answer; what a rank says first counts."""
+        self.seconds.setdefault(rank, _now() - self.sent_at)
+        self.take(rank, value, None)
+
+    def failed(self, rank: int, error: BaseException) -> None:
+        """Takes what a rank raised, or how it ended."""
+        self.seconds.setdefault(rank, _now() - self.sent_at)
+        self.take(rank, None, error)
+
+    @abstractmethod
+    def futures(self) -> list[Any]:
+        """What the caller of a non-blocking call gets for each of `plan.fetched_ranks`, in that order."""
+
+    @abstractmethod
+    def error(self, errors: Mapping[Any, BaseException], silent: Sequence[Any]) -> BaseException:
+        """What the caller is told of these failures; breaks the group where a rank died or is silent."""
+
+    def late(self, limit_s: float, silent: Sequence[Any]) -> TimeoutError:
+        """What the caller is told when the time is over; stops what the silent ranks do, where it can."""
+        return CallTimeout(self.group, self.plan.method, limit_s, silent)
+
+    def read(self, value: Any) -> Any:
+        """What a rank answered, as the caller gets it; in the caller's own thread."""
+        return value
+
+    def data_future(self) -> DataProtoFuture[Any]:
+        """What the caller of a non-blocking call of a batch mode gets.
+
+        Padding is taken off by the workers; `plan.collect.collect` joins the parts and restores the order of
+        a balanced call. A backend that can tell how many rows an answer has, without fetching it, overrides
+        this to say so.
+        """
+        aligned = self.plan.order is None
+        return DataProtoFuture(self.plan.collect.collect, self.futures(), row_aligned=aligned)
+
+    # --- what a group asks ---------------------------------------------------------------------------------
+
+    def wait(self, timeout_s: float | None = None) -> list[Any]:
+        """Waits for all called ranks; the answers of `plan.fetched_ranks`, in that order.
+
+        Args:
+            timeout_s: seconds to wait from now; None takes the call's own limit.
+
+        Raises:
+            WorkerGroupError: a rank failed.
+            CallTimeout: not all ranks answered in time; they go on, and may be waited for again.
+        """
+        return self._sleeping(self._all_answers(timeout_s))
+
+    async def wait_async(self, timeout_s: float | None = None) -> list[Any]:
+        """As `wait`, while the event loop goes on; no thread is held, and cancelling it lets go at once."""
+        return await self._awaiting(self._all_answers(timeout_s))
+
+    def stream(self) -> AnswerStream[Any]:
+        """`(rank, answer)` of `plan.fetched_ranks` as they come, padding taken off; fails as `wait` does."""
+        self._wakes_at_each = True
+        return AnswerStream(self)
+
+    def done(self) -> bool:
+        """Whether every rank has answered, or one has failed."""
+        return self._is_decided()
+
+    def _all_answers(self, timeout_s: float | None) -> Steps[list[Any]]:
+        own = timeout_s is None
+        deadline = self.deadline if own else Deadline(timeout_s)
+        self.check(waiting=False)
+        yield from self._until_decided(deadline)
+        self._raise_unless_answered(deadline, decides=own)
+        came, read = self._came, self.read
+        return [read(came[rank][0]) for rank in self.plan.fetched_ranks]
+
+    def _next_answer(self, num_seen: int) -> Steps[tuple[int, int, Any] | None]:
+        """How many have been seen then, and the next answer; None after the last."""
+        deadline, fetched = self.deadline, self.plan.fetched_ranks
+        self.check(waiting=False)
+        while True:
+            came = list(self._came.items())
+            if num_seen < len(came):
+                rank, (value, error) = came[num_seen]
+                if error is not None:
+                    break
+                num_seen += 1
+                if rank in fetched:
+                    answer = self.plan.collect.part(fetched.index(rank), self.read(value))
+                    return num_seen, rank, answer
+            elif num_seen == len(self._keys) or (left := deadline.left) == 0:
+                break
+            else:
+                yield self._pause(left)
+        yield from self._until_decided(deadline)
+        self._raise_unless_answered(deadline, decides=True)
+        return None
+
+    def _raise_unless_answered(self, deadline: Deadline, decides: bool) -> None:
+        """Raise for failures, and for what is not there in time.
+
+        Args:
+            decides: whether the time was the call's own. Who asked for another wait hears only that it is
+                over, until the silent ranks have had their grace and it shows what a failure means.
+        """
+        errors, silent = self._errors(), self._missing()
+        if errors and (decides or not silent or not self._grace_left()):
+            self._told = True
+            raise self.error(errors, silent)
+        if silent:
+            raise self.late(deadline.limit or 0.0, silent)
+
+    def __del__(self) -> None:
+        if getattr(self, "_failed_at", None) is None or self._told:
+            return
+        name = f"group {self.group!r}, method {self.plan.method!r}"
+        rank, error = next(iter(self._errors().items()))
+        _log.error("%s failed on rank %s, and nobody read it: %r", name, rank, error)
+
+
+class AnswerStream(Generic[R_co]):
+    """`(rank, answer)` as the answers come: a plain iterator, and one for `async for`."""
+
+    def __init__(self, call: Call) -> None:
+        self._call, self._num_seen = call, 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[int, R_co]:
+        found = self._call._sleeping(self._call._next_answer(self._num_seen))
+        if found is None:
+            raise StopIteration
+        self._num_seen, rank, answer = found
+        return rank, answer
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, R_co]:
+        found = await self._call._awaiting(self._call._next_answer(self._num_seen))
+        if found is None:
+            raise StopAsyncIteration
+        self._num_seen, rank, answer = found
+        return rank, answer
+
+
+_UNSET: Any = object()
+
+
+class CallFuture(Generic[T]):
+    """A call under way: `result(timeout)` waits for it, `await future` leaves the event loop free meanwhile.
+
+    The result, or the failure, is kept and given again. A cancelled `await` lets go at once, and the call
+    goes on.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call: Call | None = call
+        self._collecting = Lock()
+        self._value: Any = _UNSET
+
+    def result(self, timeout: float | None = None) -> T:
+        """The result of the call.
+
+        Args:
+            timeout: seconds to wait from now; None takes the call's own `timeout_s`, counted from its start.
+
+        Raises:
+            WorkerGroupError: a worker failed.
+            CallTimeout: no result in time; a later `result` may still get it.
+        """
+        call = self._call
+        return self._kept() if call is None else self._collected(call, call.wait(timeout))
+
+    def done(self) -> bool:
+        """Whether `result` would return without waiting, as far as the group can tell."""
+        call = self._call
+        return call is None or call.done()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> T:
+        call = self._call
+        return self._kept() if call is None else self._collected(call, await call.wait_async())
+
+    def _collected(self, call: Call, outputs: list[Any]) -> T:
+        with self._collecting:
+            if self._value is _UNSET:
+                self._value = call.plan.collect.collect(outputs)
+                self._call = None
+        return self._kept()
+
+    def _kept(self) -> T:
+        value: T = self._value
+        return value
+
+    def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
+        """Refuses: the answers come to this process.
+
+        Raises:
+            NotPicklableError: always.
+        """
+        raise NotPicklableError("the future of a call", "call result() and send the value")
+
+
+# --- The times of calls, stage by stage and rank by rank, kept while a `with group.trace()` is open -------
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """Where the time of one call went, in seconds, and how many tensor bytes travelled.
+
+    Attributes:
+        method: name of the method.
+        dispatch_s: planning.
+        put_s: handing the arguments to the backend, which may wait for the row counts of futures.
+        wait_s: waiting for the answers, fetching included.
+        collect_s: putting the answers together.
+        bytes_out: bytes of arguments; what several ranks share counts once.
+        bytes_in: bytes of fetched answers.
+        per_rank_s: for each called rank the time from sending to its answer.
+        ranks: the called ranks, in the order of `per_rank_s`.
+    """
+
+    method: str
+    dispatch_s: float
+    put_s: float
+    wait_s: float
+    collect_s: float
+    bytes_out: int
+    bytes_in: int
+    per_rank_s: tuple[float, ...]
+    ranks: tuple[int, ...]
+
+    @classmethod
+    def of(cls, call: Call, outputs: Sequence[Any], times: Sequence[float]) -> CallRecord:
+        """The record of a call; the times are those before and after each of its four stages."""
+        dispatch_s, put_s, wait_s, collect_s = [end - begin for begin, end in pairwise(times)]
+        ranks = call.plan.called_ranks
+        return cls(
+            method=call.plan.method,
+            dispatch_s=dispatch_s,
+            put_s=put_s,
+            wait_s=wait_s,
+            collect_s=collect_s,
+            bytes_out=bytes_of_calls(call.plan.calls),
+            bytes_in=bytes_of_answers(outputs),
+            per_rank_s=tuple(call.seconds[rank] for rank in ranks),
+            ranks=ranks,
+        )
+
+    @property
+    def slowest_rank(self) -> int:
+        """The rank that took longest."""
+        return max(zip(self.per_rank_s, self.ranks, strict=True))[1]
+
+    @property
+    def total_s(self) -> float:
+        """The whole call."""
+        return self.dispatch_s + self.put_s + self.wait_s + self.collect_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields by name, and `slowest_rank`."""
+        return {**asdict(self), "slowest_rank": self.slowest_rank}
+
+    def _lines(self) -> Iterator[tuple[str, str, float, str]]:
+        yield "", "dispatch", self.dispatch_s, ""
+        yield "", "put", self.put_s, str(self.bytes_out)
+        yield "", "wait", self.wait_s, str(self.bytes_in)
+        for rank, spent in zip(self.ranks, self.per_rank_s, strict=True):
+            yield str(rank), "answer", spent, ""
+        yield "", "collect", self.collect_s, ""
+
+
+class CallTrace:
+    """The records of the blocking calls made while `with group.trace() as trace:` is open.
+
+    Printed, it is a table: call, rank, stage, milliseconds, bytes.
+    """
+
+    def __init__(self, recorders: list[CallTrace]) -> None:
+        self.calls: list[CallRecord] = []
+        self._recorders = recorders
+
+    def __enter__(self) -> Self:
+        self._recorders.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._recorders.remove(self)
+
+    def __str__(self) -> str:
+        rows = [(record.method, *line) for record in self.calls for line in record._lines()]
+        width = max(len("call"), *(len(row[0]) for row in rows), 0)
+        lines = [f"{'call':<{width}}  rank  stage           ms       bytes"]
+        for method, rank, stage, spent, size in rows:
+            lines.append(f"{method:<{width}}  {rank:>4}  {stage:<8}{spent * 1e3:>10.3f}{size:>12}".rstrip())
+        return "\n".join(lines)

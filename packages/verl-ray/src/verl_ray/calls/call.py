@@ -1,0 +1,170 @@
+"""One call under way on the actors of a group: references to its answers, heard of once somebody waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import ray
+from verl_dispatch.groups.call import Call
+from verl_dispatch.planning.collectors import BatchCollector
+from verl_dispatch.planning.plan import CallPlan
+from verl_protocol import DataProtoFuture
+
+from verl_ray.calls.failures import has_failed
+from verl_ray.calls.futures import AnswerPart, BatchFuture, Makers, explained, late
+from verl_ray.wire.refs import hear
+from verl_ray.wire.sealed import opened
+
+__all__ = ["RayCall", "unread_behind"]
+
+
+class RayCall(Call):
+    """A call that was sent to some workers.
+
+    It is over when all called ranks have answered and all `unread` are there.
+
+    Args:
+        made_by: the workers.
+        plan: what was sent.
+        timeout_s: see `Call`.
+        unread: answers that nobody reads of earlier calls, whose futures are among the arguments.
+        can_be_cancelled: whether a worker can be told to stop: in async methods.
+
+    Attributes:
+        refs: the answer of each called rank; who sends fills it.
+        rows_refs: the row count of each answer, where that comes as a value of its own.
+    """
+
+    def __init__(
+        self,
+        made_by: Makers,
+        plan: CallPlan,
+        timeout_s: float | None = None,
+        unread: Sequence[AnswerPart] = (),
+        can_be_cancelled: bool = False,
+    ) -> None:
+        super().__init__(plan, made_by.name, timeout_s)
+        self.grace_s = made_by.grace_s
+        self.refs: dict[int, Any] = {}
+        self.rows_refs: dict[int, Any] = {}
+        self._made_by, self._generation = made_by, made_by.generation
+        self._unread, self._can_be_cancelled = unread, can_be_cancelled
+        self._keys = (*self._keys, *unread)
+        self._asked = False
+
+    # --- hearing of the answers ----------------------------------------------------------------------------
+
+    def check(self, waiting: bool) -> None:
+        """Refuse what earlier workers answer, or what is out of reach; ask for the answers.
+
+        Raises:
+            StaleFutureError: the workers were restarted since.
+            WorkerGroupError: this process has left their cluster.
+        """
+        if not waiting:
+            # Who waits while the workers are restarted hears of their end.
+            self._made_by.check_generation(self.plan.method, self._generation)
+            return
+        self._made_by.check_connected(self.plan.method)
+        if not self._asked:
+            self._asked = True
+            for rank, ref in self.refs.items():
+                hear(ref, partial(self._heard, rank))
+            for part in self._unread:
+                hear(part.ref, partial(self.take, part))
+
+    def _heard(self, rank: int, value: Any, error: BaseException | None) -> None:
+        if error is None:
+            self.answered(rank, value)
+        else:
+            self.failed(rank, error)
+
+    def read(self, value: Any) -> Any:
+        """The answer itself, which comes sealed."""
+        return opened(value, "one")
+
+    def done(self) -> bool:
+        """Whether every call has ended, or one has failed; also before anybody has asked for an answer."""
+        if self._asked or not ray.is_initialized():
+            return super().done()
+        refs = [*self.refs.values(), *(part.ref for part in self._unread)]
+        done, waiting = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+        return not waiting or any(map(has_failed, done))
+
+    # --- how it ends badly ---------------------------------------------------------------------------------
+
+    def error(self, errors: Mapping[Any, BaseException], silent: Sequence[Any]) -> BaseException:
+        """The failure of this call, or of an earlier one whose future it was given."""
+        failed = {rank: error for rank, error in errors.items() if isinstance(rank, int)}
+        if not failed:
+            return explained(errors, [each for each in silent if isinstance(each, AnswerPart)])
+        ranks = [rank for rank in silent if isinstance(rank, int)]
+        return self._made_by.failure(self.plan.method, failed, ranks, self._generation)
+
+    def late(self, limit_s: float, silent: Sequence[Any]) -> TimeoutError:
+        """The error for this call, or an earlier one; async methods, which hold their worker, are stopped."""
+        ranks = [rank for rank in silent if isinstance(rank, int)]
+        if self._can_be_cancelled and self.deadline.left == 0:
+            for rank in ranks:
+                ray.cancel(self.refs[rank])
+        return super().late(limit_s, ranks) if ranks else late(silent, limit_s)
+
+    # --- what a caller gets who does not wait --------------------------------------------------------------
+
+    def futures(self) -> list[Any]:
+        """A reference for each fetched rank."""
+        return [self.refs[rank] for rank in self.plan.fetched_ranks]
+
+    def data_future(self) -> DataProtoFuture[Any]:
+        """The future of a batch, which the driver can hand on without fetching any of it."""
+        fetched = self.plan.fetched_ranks
+        dropped = [self._part(rank, ref) for rank, ref in self.refs.items() if rank not in fetched]
+        unread = (*_still_open(self._unread), *dropped)
+        return BatchFuture(
+            self.plan.collect.collect,
+            [self._part(rank, self.refs[rank], unread) for rank in fetched],
+            row_counts=[self._part(rank, self.rows_refs[rank]) for rank in fetched],
+            row_aligned=_joins_in_order(self.plan),
+        )
+
+    def _part(self, rank: int, ref: Any, unread: tuple[AnswerPart, ...] = ()) -> AnswerPart:
+        return AnswerPart(ref, rank, self._made_by, self._generation, self.plan.method, unread)
+
+
+def _joins_in_order(plan: CallPlan) -> bool:
+    """Whether the result is the answers' rows, one rank after the other."""
+    collect = plan.collect
+    return isinstance(collect, BatchCollector) and (
+        collect.layout is None or not collect.layout.changes_answers
+    )
+
+
+# --- Ranks whose answers nobody reads: their failures show all the same, also to who only hands a future on
+#
+# In a mesh one rank of several answers for a shard of the rows, and the others are only waited for. A future
+# knows them; so does the call that the future is handed to, which succeeds only if they did.
+
+
+def unread_behind(futures: Iterable[DataProtoFuture[Any]]) -> tuple[AnswerPart, ...]:
+    """The answers that nobody reads of the calls that make these futures."""
+    parts = (part for future in futures for part in _answer_parts(future.futures))
+    return tuple(dict.fromkeys(each for part in parts for each in part.unread))
+
+
+def _answer_parts(parts: Sequence[Any]) -> Iterator[AnswerPart]:
+    for part in parts:
+        if isinstance(part, AnswerPart):
+            yield part
+        elif isinstance(part, DataProtoFuture):
+            yield from _answer_parts(part.futures)
+
+
+def _still_open(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
+    """Those that may still fail, or have failed: in a chain of futures the others need not be remembered."""
+    if not parts:
+        return []
+    refs = [part.ref for part in parts]
+    running = set(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[1])
+    return [part for part in parts if part.ref in running or has_failed(part.ref)]
