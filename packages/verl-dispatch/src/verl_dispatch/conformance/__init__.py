@@ -20,6 +20,7 @@ from verl_dispatch.conformance import _rewrite as _rewrite
 from verl_dispatch.conformance.arguments import TestArguments
 from verl_dispatch.conformance.backend import Backend, GroupCache, groups
 from verl_dispatch.conformance.binding import TestBinding
+from verl_dispatch.conformance.calls import TestCalls
 from verl_dispatch.conformance.colocation import TestColocation
 from verl_dispatch.conformance.failures import TestFailures, TestLifecycle
 from verl_dispatch.conformance.futures import TestFutures
@@ -34,6 +35,7 @@ __all__ = [
     "GroupCache",
     "TestArguments",
     "TestBinding",
+    "TestCalls",
     "TestColocation",
     "TestFailures",
     "TestFutures",

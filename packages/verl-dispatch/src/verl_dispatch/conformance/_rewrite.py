@@ -5,6 +5,7 @@ import pytest
 _MODULES = [
     "arguments",
     "binding",
+    "calls",
     "colocation",
     "failures",
     "futures",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Literal, NoReturn, SupportsIndex, cast, overload
+from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, SupportsIndex, cast, overload
 
 from verl_dispatch.errors import MixedOrderWarning, NotPicklableError, UnknownMethodError, WorkerGroupError
 from verl_dispatch.groups.bound_method import GroupMethod
@@ -115,6 +116,29 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
     def start_worker_aliveness_check(self, every_n_seconds: float = 1) -> Any:
         """Watches the workers and makes calls fail once one of them has died."""
         raise NotImplementedError(f"{type(self).__name__} cannot watch its workers")
+
+    def shutdown(self) -> None:
+        """Ends the workers; calls are refused from now on. Calling it again does nothing."""
+        raise NotImplementedError(f"{type(self).__name__} cannot end its workers")
+
+    # --- life ----------------------------------------------------------------------------------------------
+
+    _is_view: bool = False
+    """Whether this is the view of a role, which ends with the group that it came from."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._is_view:
+            self.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        # Workers take a moment to end, for which the event loop goes on.
+        await asyncio.to_thread(self.__exit__)
 
     # --- calls ---------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from verl_protocol.errors import InvalidArgumentError
 
@@ -355,13 +355,6 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         self._refuse_view("shutdown")
         self._state.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._role is None:
-            self.shutdown()
-
     def _refuse_view(self, action: str) -> None:
         if self._role is not None:
             raise NotTheOwnerError(
@@ -424,6 +417,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         WorkerGroup.__init__(view)
         view._world_size, view.name_prefix = self._world_size, name
         view._state, view._role, view._generation_seen = self._state, name, self._generation_seen
+        view._is_view = True
         view._bind_worker_method(classes[name])
         return view
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
-from numbers import Real
 from typing import Any, Literal, TypedDict
+
+from verl_protocol.arguments import seconds
 
 from verl_dispatch.errors import CallOptionError
 from verl_dispatch.modes import Execute
@@ -43,7 +44,8 @@ class CallOptions:
     """Options of one call, set with `group.method.options(...)`.
 
     Attributes:
-        timeout_s: seconds until the call gives up with CallTimeout; None waits for ever.
+        timeout_s: seconds from the start of the call until it gives up with CallTimeout; None, or infinity,
+            waits for ever.
         uneven: "balanced" lets the ranks' rows differ by at most one; None makes such a batch an error.
         balance: name of a column whose sums per rank shall be near-equal; the input order is restored on
             collect.
@@ -69,6 +71,8 @@ class CallOptions:
             value = getattr(self, name)
             if value is not None and not is_valid(value):
                 raise CallOptionError(f"{name}={value!r}", f"expected {expected}")
+        # Infinity, and what no clock counts, is no limit.
+        object.__setattr__(self, "timeout_s", seconds("timeout_s", self.timeout_s))
         if self.equal_size and self.balance is None:
             raise CallOptionError("equal_size=True", "it says how to balance, but no balance column is given")
 
@@ -97,7 +101,11 @@ class CallOptions:
 
 
 def _is_seconds(value: Any) -> bool:
-    return type(value) is not bool and isinstance(value, Real) and float(value) > 0
+    try:
+        seconds("timeout_s", value, above_zero=True)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _is_bool(value: object) -> bool:
@@ -106,7 +114,7 @@ def _is_bool(value: object) -> bool:
 
 _BOOL_OR_NONE = "True, False or None"
 _VALID: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("timeout_s", _is_seconds, "seconds above 0"),
+    ("timeout_s", _is_seconds, "a number of seconds above 0, or None"),
     ("uneven", lambda value: value == "balanced", '"balanced" or None'),
     ("balance", lambda value: isinstance(value, str), "the name of a column, or None"),
     ("equal_size", _is_bool, "True or False"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self, TypeVar, overload
 
 from verl_dispatch.groups.group import RESERVED_NAMES, WorkerGroup
@@ -317,8 +316,6 @@ class RayWorkerGroup(WorkerSetGroup[GroupWorker]):
         view._adopt(self._worker_set, self._template.user_class, role)
         return view
 
-    _is_view: bool = False
-
     if TYPE_CHECKING:
         # As in the base, with the type that Ray gives an answer to come.
         @overload
@@ -408,15 +405,6 @@ class RayWorkerGroup(WorkerSetGroup[GroupWorker]):
                 self.name_prefix, "shutdown", "it is the view of a role; shut down the group it came from"
             )
         self._worker_set.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if not self._is_view:
-            self.shutdown()
 
 
 def _living(worker_set: WorkerSet | None) -> tuple[int, Mapping[int, Any]] | None:

@@ -3,6 +3,7 @@ reservation."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -298,6 +299,12 @@ class RayResourcePool(ResourcePool):
     def __exit__(self, *exc_info: object) -> None:
         self.shutdown()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await asyncio.to_thread(self.shutdown)
+
     def __eq__(self, other: object) -> bool:
         return self is other
 
@@ -501,3 +508,9 @@ class ResourcePoolManager(Generic[RoleT]):
 
     def __exit__(self, *exc_info: object) -> None:
         self.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await asyncio.to_thread(self.shutdown)

@@ -1,0 +1,273 @@
+"""Calls under way: what a backend sends, waited for, awaited, streamed, given up."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import pytest
+
+from verl_dispatch.conformance.backend import Backend, GroupCache
+from verl_dispatch.conformance.batches import batch, ids_of
+from verl_dispatch.conformance.workers import ModesWorker, PlainWorker
+from verl_dispatch.errors import CallTimeout, WorkerGroupError
+from verl_dispatch.groups.call import Call
+from verl_dispatch.planning.options import DEFAULT_OPTIONS
+
+
+class TestCalls:
+    """Calls on a group of 4, and on one of 1."""
+
+    @pytest.fixture
+    def group(self, groups: GroupCache) -> Any:
+        return groups.get(ModesWorker, 4)
+
+    @pytest.fixture
+    def single(self, groups: GroupCache) -> Any:
+        return groups.get(ModesWorker, 1)
+
+    @pytest.fixture
+    def slow(self, backend: Backend) -> None:
+        """For tests about the time before the answer."""
+        if not backend.ranks_meet:
+            pytest.skip("a call is over when it has been sent")
+
+    # --- what a backend's _send gives back ------------------------------------------------------------------
+
+    def test_what_was_sent_is_waited_for_streamed_and_done(self, backend: Backend, group: Any) -> None:
+        sent = group._send(group.one_to_all.plan(1), DEFAULT_OPTIONS)
+        assert isinstance(sent, Call)
+        expected = [(rank, 1, None) for rank in range(4)]
+        assert sent.wait() == sent.wait(60) == expected
+        assert sorted(sent.stream()) == list(enumerate(expected))
+        assert sent.done()
+        handed_on = group._send(group.one_to_all.plan(1), DEFAULT_OPTIONS.changed(blocking=False))
+        assert [backend.value_of(each) for each in handed_on.futures()] == expected
+
+    def test_only_ranks_that_answer_are_read(self, group: Any) -> None:
+        sent = group._send(group.over_pairs.plan(batch(4)), DEFAULT_OPTIONS)
+        assert len(sent.wait()) == 2
+        assert [rank for rank, _ in sorted(sent.stream())] == [0, 1]
+
+    def test_the_time_of_each_rank_is_kept(self, group: Any) -> None:
+        sent = group._send(group.sleep.plan(0.01), DEFAULT_OPTIONS)
+        sent.wait()
+        assert sorted(sent.seconds) == [0, 1, 2, 3]
+        assert all(spent > 0.005 for spent in sent.seconds.values())
+
+    # --- async programs -------------------------------------------------------------------------------------
+
+    def test_calls_are_awaited_and_streamed(self, group: Any) -> None:
+        async def main() -> Any:
+            awaited = await group.rows.submit(batch(4))
+            streamed = {rank: answer async for rank, answer in group.one_to_all.stream("x")}
+            return ids_of(awaited), streamed
+
+        assert asyncio.run(main()) == ([0, 1, 2, 3], {rank: (rank, "x", None) for rank in range(4)})
+
+    def test_batches_that_are_made_of_others_are_awaited(self, group: Any, single: Any) -> None:
+        async def main() -> Any:
+            made = single.rows.options(blocking=False)(group.rows.options(blocking=False)(batch(8)))
+            pieces = made.chunk(2)
+            return [ids_of(await piece) for piece in pieces], await made.arow_count()
+
+        assert asyncio.run(main()) == ([[0, 1, 2, 3], [4, 5, 6, 7]], 8)
+
+    def test_failures_are_raised_where_they_are_awaited(self, group: Any) -> None:
+        async def main() -> None:
+            with pytest.raises(WorkerGroupError, match="boom"):
+                await group.raise_on.submit(1)
+            with pytest.raises(WorkerGroupError, match="'i'"):
+                await group.rows.options(blocking=False)(batch(4).select(["x"]))
+            with pytest.raises(WorkerGroupError, match="boom"):
+                async for _ in group.raise_on.stream(2):
+                    pass
+
+        asyncio.run(main())
+
+    def test_many_awaits_hold_no_thread_and_stand_behind_nobody(
+        self, backend: Backend, group: Any, single: Any
+    ) -> None:
+        long_s = 0.5 if backend.ranks_meet else 0.01
+
+        async def value_of(future: Any) -> Any:
+            return await future
+
+        async def main() -> None:
+            threads = set(threading.enumerate())
+            long = [asyncio.ensure_future(value_of(group.sleep.submit(long_s))) for _ in range(4)]
+            short = [
+                asyncio.ensure_future(value_of(single.sleep.submit(0.002 * (n % 2)))) for n in range(196)
+            ]
+            given_up = [long.pop(), *(short.pop() for _ in range(40))]
+            await asyncio.sleep(0)
+            assert set(threading.enumerate()) <= threads
+            for task in given_up:
+                task.cancel()
+            await asyncio.wait(given_up, timeout=5)
+            if backend.ranks_meet:
+                assert all(task.cancelled() for task in given_up)
+            assert await asyncio.gather(*short) == [[0]] * 156
+            if backend.ranks_meet:
+                assert not long[-1].done()
+            assert set(threading.enumerate()) <= threads
+            assert await asyncio.gather(*long) == [[0, 1, 2, 3]] * 3
+
+        started = time.monotonic()
+        asyncio.run(main())
+        assert time.monotonic() - started < 3 * long_s + 10
+
+    def test_a_cancelled_await_lets_go_and_the_call_goes_on(self, group: Any, slow: None) -> None:
+        made: list[Any] = []
+
+        async def main() -> None:
+            made.append(group.sleep.submit(1.5))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(made[0], 0.1)
+
+        started = time.monotonic()
+        asyncio.run(main())
+        assert time.monotonic() - started < 1.2
+        assert made[0].result(60) == [0, 1, 2, 3]
+
+    def test_groups_end_with_an_async_block(self, backend: Backend) -> None:
+        async def main() -> Any:
+            async with backend.make_group(PlainWorker, 1) as group:
+                entered: Any = group
+                assert await entered.get.submit() == ["plain"]
+            return entered
+
+        group = asyncio.run(main())
+        with pytest.raises(WorkerGroupError, match="shut down"):
+            group.get()
+
+    # --- time limits ----------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("given", [-1, math.nan, "x", True])
+    def test_a_time_limit_that_is_none_is_named(self, group: Any, given: Any) -> None:
+        future, made = group.one_to_all.submit(1), group.rows.options(blocking=False)(batch(4))
+        for wait in (future.result, made.get, made.row_count, lambda limit: asyncio.run(made.aget(limit))):
+            with pytest.raises((TypeError, ValueError), match=r"^timeout must be a number of seconds"):
+                wait(given)
+        with pytest.raises((TypeError, ValueError), match=r"timeout_s.* a number of seconds above 0"):
+            group.one_to_all.options(timeout_s=given)
+        assert future.result() == [(rank, 1, None) for rank in range(4)]
+
+    @pytest.mark.parametrize("limit", [math.inf, 1e300])
+    def test_no_end_is_a_time_limit(self, group: Any, limit: float) -> None:
+        expected = [(rank, 1, None) for rank in range(4)]
+        unbounded = group.one_to_all.options(timeout_s=limit)
+        assert unbounded(1) == unbounded.submit(1).result(limit) == expected
+        assert [answer for _, answer in sorted(unbounded.stream(1))] == expected
+        assert ids_of(group.rows.options(blocking=False)(batch(4)).get(limit)) == [0, 1, 2, 3]
+
+    def test_the_clock_of_a_stream_runs_from_the_call(self, group: Any, slow: None) -> None:
+        answers = group.sleep.options(timeout_s=0.3).stream(1)
+        time.sleep(0.4)
+        started = time.monotonic()
+        with pytest.raises(CallTimeout, match=r"'sleep'.* within 0\.3 s from ranks 0, 1, 2, 3"):
+            next(answers)
+        assert time.monotonic() - started < 0.5
+
+    def test_a_batch_that_is_late_is_named(self, group: Any, slow: None) -> None:
+        def wait(made: Any) -> None:
+            with pytest.raises(CallTimeout, match=r"'rows'.* within 0\.1 s from rank"):
+                made.get(0.1)
+
+        async def wait_async(made: Any) -> None:
+            with pytest.raises(CallTimeout, match=r"'rows'.* within 0\.1 s from rank"):
+                await made.aget(0.1)
+
+        group.sleep.submit(0.6)
+        made = group.rows.options(blocking=False)(batch(4))
+        wait(made)
+        asyncio.run(wait_async(made))
+        assert ids_of(made.get(60)) == [0, 1, 2, 3]
+
+    def test_a_short_wait_is_short_while_others_wait_longer(self, group: Any, slow: None) -> None:
+        future = group.sleep.submit(1)
+        answers: list[Any] = []
+        other = threading.Thread(target=lambda: answers.append(future.result()))
+        other.start()
+        started = time.monotonic()
+        with pytest.raises(CallTimeout):
+            future.result(0.1)
+        assert time.monotonic() - started < 0.8
+        other.join(60)
+        assert answers == [[0, 1, 2, 3]]
+
+    # --- what is no answer ----------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("verb", ["submit", "stream", "batch"])
+    def test_an_exception_of_the_programs_own_comes_through(self, group: Any, slow: None, verb: str) -> None:
+        group.sleep.submit(1)
+        if verb == "submit":
+            future = group.one_to_all.submit(1)
+            with interrupted_after(0.2), pytest.raises(InterruptedByTest):
+                future.result()
+            assert future.result(60) == [(rank, 1, None) for rank in range(4)]
+        elif verb == "stream":
+            answers = group.one_to_all.stream(1)
+            with interrupted_after(0.2), pytest.raises(InterruptedByTest):
+                next(answers)
+            assert sorted(answers) == [(rank, (rank, 1, None)) for rank in range(4)]
+        else:
+            made = group.rows.options(blocking=False)(batch(4))
+            with interrupted_after(0.2), pytest.raises(InterruptedByTest):
+                made.get()
+            assert ids_of(made.get(60)) == [0, 1, 2, 3]
+
+    def test_a_failure_that_nobody_reads_is_told(self, group: Any, caplog: pytest.LogCaptureFixture) -> None:
+        future = group.raise_on.submit(2)
+        asyncio.run(_given_up(future))
+        del future
+        group.one_to_all(1)
+        deadline = time.monotonic() + 10
+        while "nobody read it" not in caplog.text and time.monotonic() < deadline:
+            gc.collect()
+            time.sleep(0.01)
+        assert "method 'raise_on' failed on rank 2, and nobody read it" in caplog.text
+        assert "boom" in caplog.text
+
+
+class InterruptedByTest(Exception):
+    """Raised by a signal handler while a test waits."""
+
+
+async def _given_up(future: Any) -> None:
+    waiting = asyncio.ensure_future(_await(future))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    if not waiting.cancelled():
+        pytest.skip("a call is over when it has been sent")
+
+
+async def _await(future: Any) -> Any:
+    return await future
+
+
+@contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """A signal whose handler raises, in the main thread."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise InterruptedByTest
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    timer = threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGUSR1])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
