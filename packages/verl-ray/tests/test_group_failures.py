@@ -26,6 +26,7 @@ from verl_dispatch import (
 )
 from verl_protocol import DataProto
 from verl_ray import Death, RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, Watch
+from verl_ray.wire.refs import hear
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(120)]
 
@@ -118,11 +119,6 @@ class Frail(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def bad_batch(self, data: DataProto) -> DataProto:
         raise KeyError("no batch")
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def as_if_killed_for_memory(self) -> Any:
-        # Ray raises in the driver any error that it reads in place of an answer, wherever that came from.
-        return GONE[2] if self.rank == 1 else self.rank
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def slow_batch(self, data: DataProto) -> DataProto:
@@ -295,12 +291,16 @@ def test_a_shutdown_is_no_death_and_a_restart_is_watched_on() -> None:
     assert not [thread for thread in threading.enumerate() if "verl-ray-watch" in thread.name]
 
 
-def test_a_rank_killed_for_memory_breaks_the_group() -> None:
+def test_a_rank_killed_for_memory_breaks_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hear_of_a_kill(ref: Any, take: Callable[[Any, BaseException | None], object]) -> None:
+        hear(ref, lambda rank, error: take(None, GONE[2]) if rank == 1 else take(rank, error))
+
     with frail(2) as group:
+        monkeypatch.setattr("verl_ray.calls.call.hear", hear_of_a_kill)
         with pytest.raises(WorkerGroupError, match="killed for memory") as caught:
-            group.as_if_killed_for_memory()
+            group.ping()
         assert caught.value.failed_ranks == [1]
-        with pytest.raises(WorkerGroupError, match="'as_if_killed_for_memory' on rank 1"):
+        with pytest.raises(WorkerGroupError, match="broken by an earlier failure in 'ping' on rank 1"):
             group.ping()
 
 

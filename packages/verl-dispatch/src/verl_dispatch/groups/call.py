@@ -63,7 +63,7 @@ class Arrivals(ABC):
             return
         if error is not None:
             self._failed_at = self._failed_at or _now()
-        if self._wakes_at_each or self._is_decided():
+        if self._wakers and (self._wakes_at_each or self._is_decided()):
             for wake in tuple(self._wakers):
                 wake()
 
@@ -79,8 +79,8 @@ class Arrivals(ABC):
         return len(self._came) >= len(self._keys) or self._failed_at is not None
 
     def _missing(self) -> list[Any]:
-        came, keys = self._came, self._keys
-        return [] if len(came) >= len(keys) else [key for key in keys if key not in came]
+        came = self._came
+        return [key for key in self._keys if key not in came]
 
     def _errors(self) -> dict[Any, BaseException]:
         if self._failed_at is None:
@@ -280,6 +280,8 @@ class Call(Arrivals):
             decides: whether the time was the call's own. Who asked for another wait hears only that it is
                 over, until the silent ranks have had their grace and it shows what a failure means.
         """
+        if self._failed_at is None and len(self._came) >= len(self._keys):
+            return
         errors, silent = self._errors(), self._missing()
         if errors and (decides or not silent or not self._grace_left()):
             self._told = True

@@ -77,7 +77,8 @@ class LocalCall(Call):
     def take(self, key: Any, value: Any, error: BaseException | None) -> None:
         """Takes what came from a rank, also for the future of its answer."""
         super().take(key, value, error)
-        self._fulfil(key)
+        if self._unfilled:
+            self._fulfil(key)
 
     # --- what the caller gets ------------------------------------------------------------------------------
 
@@ -91,7 +92,7 @@ class LocalCall(Call):
 
     def _fulfil(self, rank: Any) -> None:
         # Whoever takes the future out fills it: the rank that answers, or the caller who comes after it.
-        future = self._unfilled.pop(rank, None) if self._unfilled else None
+        future = self._unfilled.pop(rank, None)
         if future is None:
             return
         value, error = self._came[rank]
