@@ -349,7 +349,8 @@ def test_calls_end_with_the_ranks_that_nobody_reads_behind_their_futures(
     data = rows(4)
     data.meta_info["gate"] = str(tmp_path / "gate")
     submitted = group.some.submit({0: group.refused_by_rank_1(data)})
-    ray.wait([submitted._call.refs[0]], timeout=60)
+    sent: Any = submitted._call
+    ray.wait([sent.refs[0]], timeout=60)
     assert not submitted.done()
     (tmp_path / "gate").touch()
     with pytest.raises(WorkerGroupError, match="'refused_by_rank_1'"):

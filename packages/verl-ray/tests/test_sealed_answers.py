@@ -9,7 +9,7 @@ import pytest
 import torch
 from verl_protocol import DataProto, DataProtoFuture
 from verl_protocol.wire import ReadOnlyWriteError, check_unwritten
-from verl_ray.wire.sealed import Arrived, Sealed, SealedFuture, settled
+from verl_ray.wire.sealed import Payload, Sealed, SealedFuture, settled
 
 ROWS = 512
 
@@ -22,20 +22,20 @@ def batch(first: int = 0, rows: int = ROWS) -> DataProto:
     )
 
 
-def arrived(value: Any) -> Arrived:
+def arrived(value: Any) -> Payload:
     """As it is read from a store, whose memory others read too."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(Sealed(value), protocol=5, buffer_callback=buffers.append)
     found = pickle.loads(data, buffers=[bytes(buffer.raw()) for buffer in buffers])
-    assert isinstance(found, Arrived)
+    assert isinstance(found, Payload)
     return found
 
 
-def in_store(tensor: torch.Tensor, parts: list[Arrived]) -> bool:
+def in_store(tensor: torch.Tensor, parts: list[Payload]) -> bool:
     return any(first <= tensor.data_ptr() < last for part in parts for first, last in part.spans())
 
 
-def future_of(parts: list[Arrived], read_only: bool = False) -> SealedFuture:
+def future_of(parts: list[Payload], read_only: bool = False) -> SealedFuture:
     counts = [len(part.open("many")) for part in parts]
     future = SealedFuture(DataProto.concat, parts, row_counts=counts)
     future.read_only, future.read = read_only, []

@@ -18,12 +18,11 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from verl_dispatch.errors import CallTimeout
 from verl_dispatch.groups.call import Arrivals, Steps
 from verl_dispatch.planning.parts import FuturePart
-from verl_dispatch.planning.plan import CallPlan, arguments_of
 from verl_protocol import DataProtoFuture
 from verl_protocol.futures.parts import Cut, Deadline, overlaps, span_of, values_of
 
 from verl_ray.wire.refs import get_answers, hear, transport_of
-from verl_ray.wire.sealed import Arrived, SealedFuture, is_one_whole_part, opened
+from verl_ray.wire.sealed import Payload, SealedFuture, is_one_whole_part, opened
 
 __all__ = [
     "AnswerPart",
@@ -32,7 +31,6 @@ __all__ = [
     "explained",
     "fetch_answers",
     "fetch_answers_async",
-    "futures_of",
     "is_direct",
     "knows_row_counts",
     "late",
@@ -179,7 +177,7 @@ def _told_apart(parts: Sequence[Any]) -> tuple[list[AnswerPart], list[Any]]:
     What stays with its worker cannot be heard of, and what others have stored would be opened on the thread
     that hears.
     """
-    distant = [part for part in parts if not isinstance(part, Arrived)]
+    distant = [part for part in parts if not isinstance(part, Payload)]
     heard = [part for part in distant if isinstance(part, AnswerPart) and transport_of(part.ref) is None]
     return heard, [part for part in distant if part not in heard] if len(heard) < len(distant) else []
 
@@ -254,18 +252,6 @@ def late(missing: Sequence[AnswerPart], limit_s: float) -> TimeoutError:
 
 
 # --- Which parts of a future a worker will want, said by the driver, which has fetched none of them -------
-
-
-def futures_of(plan: CallPlan) -> list[DataProtoFuture[Any]]:
-    """The futures among the arguments; one of the pieces that a future was cut into stands for all."""
-    found: dict[int, DataProtoFuture[Any]] = {}
-    for call in plan.calls:
-        for value in arguments_of(call):
-            future = value.future if isinstance(value, FuturePart) else value
-            if isinstance(future, DataProtoFuture):
-                # All pieces share the lists of parts and of row counts.
-                found.setdefault(id(future.futures), future)
-    return list(found.values())
 
 
 def is_direct(future: DataProtoFuture[Any]) -> bool:

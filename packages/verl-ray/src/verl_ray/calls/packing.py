@@ -8,15 +8,15 @@ reference.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
 from verl_dispatch.planning.parts import FuturePart, PaddedPart
-from verl_dispatch.planning.plan import RankCall, SharedObject, inner_of
+from verl_dispatch.planning.plan import RankCall, arguments_of, inner_of
 from verl_protocol import DataProtoFuture
-from verl_protocol.futures.any_batch import is_proto
 from verl_protocol.wire import nbytes_of
 
 from verl_ray.calls.futures import (
@@ -31,7 +31,7 @@ from verl_ray.errors import OutOfReachError
 from verl_ray.wire.message import (
     ONE_READER,
     Answer,
-    Hollow,
+    BatchWithSlots,
     Message,
     Readers,
     Slot,
@@ -45,7 +45,7 @@ from verl_ray.wire.sealed import SealedFuture
 if TYPE_CHECKING:
     from verl_protocol import DataProto
 
-__all__ = ["STORE_FROM_BYTES", "Packer", "is_worth_storing", "parallel_put", "store_shared"]
+__all__ = ["STORE_FROM_BYTES", "Arguments", "Packer", "is_worth_storing", "parallel_put"]
 
 
 STORE_FROM_BYTES = 100_000
@@ -53,15 +53,59 @@ STORE_FROM_BYTES = 100_000
 
 _SMALL_ITEMS = 64
 _LEVELS = 16
+_NUMBERS = frozenset([type(None), bool, int, float, complex])
 
 
-def store_shared(shared: Iterable[SharedObject], readers: Readers) -> dict[int, Any]:
-    """Put every object worth it into the store; `id` of the object -> its reference."""
-    return {
-        id(each.value): ray.put(packed(each.value, readers))
-        for each in shared
-        if not isinstance(each.value, ray.ObjectRef) and is_worth_storing(each.value)
-    }
+class Arguments:
+    """What the calls of one plan carry; each argument is looked at once, however many ranks get it.
+
+    Args:
+        calls: the calls, one a rank.
+
+    Attributes:
+        futures: the futures among the arguments; one of the pieces that a future was cut into stands for all.
+        bulky: `id` of a batch -> what is bulky in its `meta_info`, by `id`.
+    """
+
+    def __init__(self, calls: Sequence[RankCall]) -> None:
+        self.futures: list[DataProtoFuture[Any]] = []
+        self.bulky: dict[int, dict[int, Any]] = {}
+        self._whole: dict[int, Any] = {}
+        # Where all ranks get the same arguments, their calls hold the very same containers.
+        alike = {(id(call.args), id(call.kwargs)): call for call in calls}
+        num_ranks = Counter((id(call.args), id(call.kwargs)) for call in calls)
+        self._num_readers: Counter[int] = Counter()
+        for key, call in alike.items():
+            for value in {id(value): value for value in arguments_of(call)}.values():
+                if type(value) not in _NUMBERS:
+                    self._look_at(value, num_ranks[key])
+
+    def _look_at(self, value: Any, num_ranks: int) -> None:
+        future = value.future if isinstance(value, FuturePart) else value
+        if isinstance(future, DataProtoFuture):
+            # All pieces share the lists of parts and of row counts.
+            if all(future.futures is not known.futures for known in self.futures):
+                self.futures.append(future)
+        elif not isinstance(value, ray.ObjectRef):
+            bulky = {id(each): each for each in inner_of(value)}
+            if bulky:
+                self.bulky[id(value)] = bulky
+            self._whole[id(value)] = value
+            self._num_readers.update(dict.fromkeys((id(value), *bulky), num_ranks))
+
+    def stored(self, readers: Readers) -> dict[int, Any]:
+        """Put into the store what several ranks get and is worth it; `id` -> its reference.
+
+        These are whole arguments, and large values in the `meta_info` of those that are not stored whole.
+        """
+        found = {key: value for key, value in self._whole.items() if self._is_shared(key, value)}
+        for batch, bulky in self.bulky.items():
+            if batch not in found:
+                found |= {key: value for key, value in bulky.items() if self._is_shared(key, value)}
+        return {key: ray.put(packed(value, readers)) for key, value in found.items()}
+
+    def _is_shared(self, key: int, value: Any) -> bool:
+        return self._num_readers[key] > 1 and is_worth_storing(value)
 
 
 def is_worth_storing(value: Any) -> bool:
@@ -84,6 +128,8 @@ def _is_known(value: Any, levels: int = _LEVELS) -> bool:
     return False
 
 
+NOTHING_BULKY: Mapping[int, Collection[int]] = {}
+
 IsOwn = Callable[[Any, int], bool]
 """Whether the worker of a rank itself made what is behind a reference of a direct transport."""
 
@@ -97,6 +143,7 @@ class Packer:
 
     Args:
         stored: `id` of an object -> the reference that goes in its place.
+        bulky: see `Arguments`.
         readers: how workers read what goes inline.
         prefetches: whether the parts of a future may be fetched before the method asks for them.
         is_own: see `IsOwn`; it raises where the worker cannot get at it.
@@ -105,11 +152,12 @@ class Packer:
     def __init__(
         self,
         stored: Mapping[int, Any],
+        bulky: Mapping[int, Collection[int]] = NOTHING_BULKY,
         readers: Readers = "one",
         prefetches: bool = True,
         is_own: IsOwn = _cannot_reach,
     ) -> None:
-        self._stored = stored
+        self._stored, self._bulky = stored, bulky
         self._readers = readers
         self._prefetches = prefetches
         self._is_own = is_own
@@ -118,7 +166,7 @@ class Packer:
         """The arguments for a runner: nothing, or a message and the references that fill its slots."""
         if not call.args and not call.kwargs and answer is ONE_READER:
             return ()
-        beside = _Beside(call.rank, self._is_own)
+        beside = _References(call.rank, self._is_own)
         args = tuple([self._place(value, beside) for value in call.args])
         kwargs = {name: self._place(value, beside) for name, value in call.kwargs.items()}
         message: Message = (args, kwargs, None if answer is ONE_READER else answer)
@@ -126,7 +174,7 @@ class Packer:
             return (message, *beside.refs)
         return (packed(message, self._readers), *beside.refs)
 
-    def _place(self, value: Any, beside: _Beside) -> Any:
+    def _place(self, value: Any, beside: _References) -> Any:
         """The value, or what stands in the message for what goes beside it."""
         if isinstance(value, ray.ObjectRef):
             return beside.slot(value)
@@ -139,24 +187,26 @@ class Packer:
         ref = self._stored.get(id(value))
         if ref is not None:
             return beside.slot(ref)
-        return self._hollow(value, beside) if self._stored and is_proto(value) else value
+        return (
+            value
+            if self._stored.keys().isdisjoint(self._bulky.get(id(value), ()))
+            else self._without(value, beside)
+        )
 
-    def _hollow(self, batch: DataProto, beside: _Beside) -> DataProto | Hollow:
+    def _without(self, batch: DataProto, beside: _References) -> BatchWithSlots:
         """The batch without what of its `meta_info` is stored."""
-        if self._stored.keys().isdisjoint(map(id, inner_of(batch))):
-            return batch
         rest = copy.copy(batch)
         rest.meta_info = {}
-        return Hollow(rest, self._without_stored(batch.meta_info, beside))
+        return BatchWithSlots(rest, self._without_stored(batch.meta_info, beside))
 
-    def _without_stored(self, value: Any, beside: _Beside) -> Any:
+    def _without_stored(self, value: Any, beside: _References) -> Any:
         ref = self._stored.get(id(value))
         if ref is not None:
             return beside.slot(ref)
         return map_within(value, lambda each: self._without_stored(each, beside))
 
     def _place_future(
-        self, future: DataProtoFuture[Any], beside: _Beside, padded: FuturePart | None = None
+        self, future: DataProtoFuture[Any], beside: _References, padded: FuturePart | None = None
     ) -> DataProtoFuture[Any]:
         """The future with what its worker will want beside it: all row counts, and the parts it likely needs.
 
@@ -185,7 +235,7 @@ class Packer:
             ]
         return placed
 
-    def _whole_part(self, future: DataProtoFuture[Any], beside: _Beside) -> Slot | None:
+    def _whole_part(self, future: DataProtoFuture[Any], beside: _References) -> Slot | None:
         """What stands for a piece that is one whole part, as far as the driver knows; it needs no future."""
         index = whole_part(future) if self._prefetches and isinstance(future, SealedFuture) else None
         part = None if index is None else future.futures[index]
@@ -194,7 +244,7 @@ class Packer:
         readers: Readers = "read_only" if self._readers == "read_only" else "many"
         return replace(beside.slot(part.fresh_ref), opens_for=readers)
 
-    def _part(self, part: Any, beside: _Beside, with_inner: bool) -> Any:
+    def _part(self, part: Any, beside: _References, with_inner: bool) -> Any:
         if isinstance(part, AnswerPart):
             return beside.slot(part.fresh_ref)
         if with_inner and isinstance(part, DataProtoFuture):
@@ -202,7 +252,7 @@ class Packer:
         return part
 
 
-class _Beside:
+class _References:
     """The references beside one rank's message."""
 
     def __init__(self, rank: int, is_own: IsOwn) -> None:

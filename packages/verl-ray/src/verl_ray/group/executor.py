@@ -10,7 +10,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,14 +19,14 @@ from ray.exceptions import RayError
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.planning.collectors import BatchCollector
 from verl_dispatch.planning.options import CallOptions
-from verl_dispatch.planning.plan import CallPlan, RankCall, arguments_of, inner_of
+from verl_dispatch.planning.plan import CallPlan, RankCall
 
 from verl_ray.calls.call import RayCall, unread_behind
-from verl_ray.calls.futures import futures_of, learn_row_counts
-from verl_ray.calls.packing import Packer, store_shared
+from verl_ray.calls.futures import learn_row_counts
+from verl_ray.calls.packing import Arguments, Packer
 from verl_ray.errors import OutOfReachError, TransportRefusedError
 from verl_ray.group.worker_set import WorkerSet
-from verl_ray.wire.message import ONE_READER, Answer, Readers, count_rows
+from verl_ray.wire.message import ONE_READER, Answer, count_rows
 from verl_ray.wire.refs import maker_of, transport_of
 from verl_ray.worker.actor import ANY_METHOD, direct_methods, roles_of, routes_of
 from verl_ray.worker.environment import rank_env
@@ -148,9 +148,6 @@ def _forget(name: str) -> None:
 # --------------------------------------------------------------------------------------------------------
 
 
-_NUMBERS = frozenset([type(None), bool, int, float, complex])
-
-
 class Executor:
     """The calls of one group, or of the view of one role, on its workers.
 
@@ -173,24 +170,28 @@ class Executor:
         self._worker_set.ready()
         handed_on = options.blocking is False
         transport = self._direct.open(plan.method) if handed_on else None
-        futures = futures_of(plan)
-        route = self._routes.get(plan.method)
-        if options.blocking and options.timeout_s is None and route is not None and route.materializes:
-            # For a caller who waits anyway: who knows the counts sends less, and spares the workers to ask.
-            for future in futures:
-                learn_row_counts(future)
         counts_rows = handed_on and isinstance(plan.collect, BatchCollector)
         # Ray takes one return value with a direct transport, so there a second call counts the rows.
         with_rows = counts_rows and transport is None
+        route, arguments = self._routes.get(plan.method), Arguments(plan.calls)
+        if options.blocking and options.timeout_s is None and route is not None and route.materializes:
+            # For a caller who waits anyway: who knows the counts sends less, and spares the workers to ask.
+            for future in arguments.futures:
+                learn_row_counts(future)
         # All are packed before any is sent: what cannot be packed shall reach no rank.
-        given = self._packed(plan, handed_on, with_rows, transport)
+        given = self._packed(plan, arguments, partial(_answer, plan, handed_on, with_rows, transport))
         remotes = self._remotes_of(plan.method, with_rows, transport)
-        is_async = route is not None and route.is_async
-        sent = RayCall(self._worker_set, plan, options.timeout_s, unread_behind(futures), is_async)
+        sent = RayCall(
+            self._worker_set,
+            plan,
+            options.timeout_s,
+            unread=unread_behind(arguments.futures),
+            can_be_cancelled=route is not None and route.is_async,
+        )
         # All ranks get the calls of several threads in one order, or two calls could wait for each other.
         with self._worker_set.sending:
-            for call, arguments in zip(plan.calls, given, strict=True):
-                ref = remotes[call.rank].remote(*arguments)
+            for call, message in zip(plan.calls, given, strict=True):
+                ref = remotes[call.rank].remote(*message)
                 sent.refs[call.rank], rows_ref = ref if with_rows else (ref, None)
                 if counts_rows and not with_rows:
                     rows_ref = self._worker_set.handles[call.rank].__ray_call__.remote(count_rows, ref)
@@ -198,12 +199,13 @@ class Executor:
         return sent
 
     def _packed(
-        self, plan: CallPlan, handed_on: bool, with_rows: bool, transport: str | None
+        self, plan: CallPlan, arguments: Arguments, answer_of: Callable[[RankCall], Answer]
     ) -> list[tuple[Any, ...]]:
         """The arguments for the runner of each rank."""
         route = self._routes.get(plan.method)
         packer = Packer(
-            _stored(plan),
+            arguments.stored("read_only" if plan.read_only else "many"),
+            arguments.bulky,
             "read_only" if plan.read_only else "one",
             route is not None and route.materializes,
             partial(self._direct.is_own, plan.method),
@@ -211,7 +213,7 @@ class Executor:
         given: list[tuple[Any, ...]] = []
         before: RankCall | None = None
         for call in plan.calls:
-            answer = _answer(plan, call, handed_on, with_rows, transport)
+            answer = answer_of(call)
             if before is not None and answer is ONE_READER and _same_arguments(call, before):
                 given.append(given[-1])
                 continue
@@ -247,37 +249,8 @@ def _same_arguments(call: RankCall, other: RankCall) -> bool:
     return call.args is other.args and call.kwargs is other.kwargs
 
 
-def _is_small(plan: CallPlan) -> bool:
-    """Whether there is nothing but numbers; this saves small calls the look for what they share."""
-    first = plan.calls[0]
-    return _only_numbers(first) and all(
-        _same_arguments(call, first) or _only_numbers(call) for call in plan.calls
-    )
-
-
-def _only_numbers(call: RankCall) -> bool:
-    return _NUMBERS.issuperset(map(type, (*call.args, *call.kwargs.values())))
-
-
-def _stored(plan: CallPlan) -> dict[int, Any]:
-    """References to what several ranks get: whole arguments, and large values in the `meta_info` of parts."""
-    if len(plan.calls) < 2 or _is_small(plan):
-        return {}
-    readers: Readers = "read_only" if plan.read_only else "many"
-    shared = plan.shared
-    arguments = {id(value): value for call in plan.calls for value in arguments_of(call)}
-    stored = store_shared([each for key, each in shared.items() if key in arguments], readers)
-    if len(shared) > len(stored):
-        # What lies within a stored argument travels with it.
-        inner = {
-            id(each) for key, value in arguments.items() if key not in stored for each in inner_of(value)
-        }
-        stored |= store_shared([shared[key] for key in inner & shared.keys()], readers)
-    return stored
-
-
 def _answer(
-    plan: CallPlan, call: RankCall, handed_on: bool, with_rows: bool, transport: str | None
+    plan: CallPlan, handed_on: bool, with_rows: bool, transport: str | None, call: RankCall
 ) -> Answer:
     dropped = not plan.fetches_all and call.rank not in plan.fetched_ranks
     if not (handed_on or dropped or plan.read_only):

@@ -16,10 +16,10 @@ from typing import Any
 import ray
 from ray.exceptions import ActorAlreadyExistsError, GetTimeoutError, RayTaskError
 from verl_dispatch.errors import WorkerGroupError
-from verl_dispatch.planning.plan import RankCall, SharedObject
+from verl_dispatch.planning.plan import RankCall
 
 from verl_ray.calls.failures import describe_failures, survey
-from verl_ray.calls.packing import Packer, store_shared
+from verl_ray.calls.packing import Arguments, Packer
 from verl_ray.errors import NodeLost, ResourceUnavailable, StartTimeout, WorkerNameTaken
 from verl_ray.pools.cluster import actor_state
 from verl_ray.wire.message import ONE_READER
@@ -123,9 +123,9 @@ def _start_actor(spec: LaunchSpec, options: Mapping[str, Any], name: str) -> Any
 
 def _send_set_ups(spec: LaunchSpec, handles: Sequence[Any], meeting: Any) -> tuple[Any, ...]:
     args, kwargs = spec.template.constructor_arguments()
-    shared = [SharedObject(value, ()) for value in (*args, *kwargs.values())]
-    stored = store_shared(shared, "many") if len(handles) > 1 else {}
-    message, *refs = Packer(stored).pack(RankCall(0, args, kwargs), ONE_READER) or (None,)
+    call = RankCall(0, args, kwargs)
+    arguments = Arguments([call] * len(handles))
+    message, *refs = Packer(arguments.stored("many"), arguments.bulky).pack(call, ONE_READER) or (None,)
     return tuple(
         handle._verl_set_up.remote(assignment, meeting, message, *refs)
         for handle, assignment in zip(handles, spec.assignments, strict=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ONE_READER",
     "Answer",
-    "Hollow",
+    "BatchWithSlots",
     "Message",
     "Readers",
     "Slot",
@@ -58,7 +58,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Hollow:
+class BatchWithSlots:
     """A batch from whose `meta_info` large values were taken, because other ranks get the very same.
 
     Attributes:
@@ -122,7 +122,7 @@ def _filled(value: Any, refs: tuple[Any, ...]) -> Any:
         _filled(value.future, refs)
     elif isinstance(value, PaddedPart):
         return replace(value, value=_filled(value.value, refs))
-    elif isinstance(value, Hollow):
+    elif isinstance(value, BatchWithSlots):
         value.batch.meta_info = _filled_within(value.meta_info, refs)
         return value.batch
     return value

@@ -21,7 +21,7 @@ from verl_protocol.kinds import is_tensor
 from verl_protocol.wire import dumps, loads
 from verl_protocol.wire.buffers import Readers
 
-__all__ = ["Arrived", "Sealed", "SealedFuture", "is_one_whole_part", "opened", "opened_batch", "settled"]
+__all__ = ["Payload", "Sealed", "SealedFuture", "is_one_whole_part", "opened", "opened_batch", "settled"]
 
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ _LARGE_BYTES = 65536
 
 
 class Sealed:
-    """A value on its way to whoever opens it; what is read back is an `Arrived`."""
+    """A value on its way to whoever opens it; what is read back is an `Payload`."""
 
     __slots__ = ("_value",)
 
@@ -39,10 +39,10 @@ class Sealed:
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled here and not before, so that references inside count for the pickle around.
         data, buffers = dumps(self._value, pickler=ray.cloudpickle.CloudPickler)
-        return Arrived, (pickle.PickleBuffer(data) if len(data) > _LARGE_BYTES else data, buffers)
+        return Payload, (pickle.PickleBuffer(data) if len(data) > _LARGE_BYTES else data, buffers)
 
 
-class Arrived:
+class Payload:
     """A value that was sealed, still in the memory in which it came."""
 
     __slots__ = ("_buffers", "_data")
@@ -59,17 +59,17 @@ class Arrived:
         arrays = [np.frombuffer(buffer, np.uint8) for buffer in self._buffers]
         return [(_address(array), _address(array) + array.nbytes) for array in arrays if array.nbytes]
 
-    def result(self, timeout: float | None = None) -> Arrived:
+    def result(self, timeout: float | None = None) -> Payload:
         """Itself: as part of a future it is there already."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Arrived, (self._data, [pickle.PickleBuffer(buffer) for buffer in self._buffers])
+        return Payload, (self._data, [pickle.PickleBuffer(buffer) for buffer in self._buffers])
 
 
 def opened(value: Any, readers: Readers = "many") -> Any:
     """The value itself, also where it came sealed; see `verl_protocol.wire.loads`."""
-    return value.open(readers) if isinstance(value, Arrived) else value
+    return value.open(readers) if isinstance(value, Payload) else value
 
 
 def opened_batch(value: Any, readers: Readers) -> Any:
@@ -95,12 +95,12 @@ class SealedFuture(DataProtoFuture[Any]):
     read: Sequence[Any] = ()
 
     def _made_of(self, spans: Any, counts: Sequence[int], values: Sequence[Any]) -> Any:
-        if self.tells_rows and is_one_whole_part(spans, counts) and isinstance(values[0], Arrived):
+        if self.tells_rows and is_one_whole_part(spans, counts) and isinstance(values[0], Payload):
             # As layouts often are alike, this is worth a shorter way: nothing is cut, joined or copied later.
             made = values[0].open("read_only" if self.read_only else "many")
             if num_rows_of(made) == spans[0].stop:
                 return self._remembered(made)
-        arrived = [value for value in values if isinstance(value, Arrived)]
+        arrived = [value for value in values if isinstance(value, Payload)]
         # A function of the user's that puts parts together may write into them.
         safe = self.tells_rows
         parts = [opened(value, "one" if safe else "many") for value in values]
@@ -125,7 +125,7 @@ def is_one_whole_part(spans: Sequence[PartSpan] | None, counts: Sequence[int]) -
     )
 
 
-def settled(value: T, arrived: Sequence[Arrived], read_only: bool) -> T:
+def settled(value: T, arrived: Sequence[Payload], read_only: bool) -> T:
     """The value made of views of these; without tensors and arrays in their memory, unless `read_only`."""
     spans = [span for each in arrived for span in each.spans()]
     if not read_only and not any(_lies_in(_place(leaf), spans) for _, leaf in leaves(value)):
