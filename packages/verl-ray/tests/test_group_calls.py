@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -60,6 +61,10 @@ class Echo(Worker):
     def same(self, x: Any, y: Any = None) -> Any:
         """Give `x` back."""
         return x
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def stored(self, x: Any) -> Any:
+        return [ray.put(x)]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def identical(self, x: Any, y: Any) -> bool:
@@ -297,6 +302,18 @@ def test_submit_and_stream(group: RayWorkerGroup[Echo]) -> None:
     assert future.done()
     assert sorted(group.same.stream("x")) == [(rank, "x") for rank in range(WORLD)]
     assert sorted(rank for rank, _ in group.over_pairs.stream(rows(4))) == [0, 2]
+
+
+@pytest.mark.parametrize("value", [b"small", b"large" * 200_000])
+def test_references_in_an_answer_outlive_the_answer(group: RayWorkerGroup[Echo], value: bytes) -> None:
+    blocking = group.stored(value)
+    later = group.stored.submit(value)
+    refs = [*blocking, *later.result()]
+    del blocking, later
+    gc.collect()
+    group.same(1)
+    time.sleep(0.5)
+    assert ray.get([ref for [ref] in refs], timeout=30) == [value] * (2 * WORLD)
 
 
 def test_real_handles_reach_the_users_object(group: RayWorkerGroup[Echo]) -> None:

@@ -29,7 +29,7 @@ _LARGE_BYTES = 65536
 
 
 class Sealed:
-    """A value on its way to whoever opens it; what is read back is an `Payload`."""
+    """A value on its way to whoever opens it; what is read back is a `Payload`."""
 
     __slots__ = ("_value",)
 
