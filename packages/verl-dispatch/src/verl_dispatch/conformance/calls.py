@@ -211,17 +211,17 @@ class TestCalls:
         group.sleep.submit(1)
         if verb == "submit":
             future = group.one_to_all.submit(1)
-            with interrupted_after(0.2), pytest.raises(InterruptedByTest):
+            with interrupted_after(0.2), pytest.raises(InterruptedError):
                 future.result()
             assert future.result(60) == [(rank, 1, None) for rank in range(4)]
         elif verb == "stream":
             answers = group.one_to_all.stream(1)
-            with interrupted_after(0.2), pytest.raises(InterruptedByTest):
+            with interrupted_after(0.2), pytest.raises(InterruptedError):
                 next(answers)
             assert sorted(answers) == [(rank, (rank, 1, None)) for rank in range(4)]
         else:
             made = group.rows.options(blocking=False)(batch(4))
-            with interrupted_after(0.2), pytest.raises(InterruptedByTest):
+            with interrupted_after(0.2), pytest.raises(InterruptedError):
                 made.get()
             assert ids_of(made.get(60)) == [0, 1, 2, 3]
 
@@ -236,10 +236,6 @@ class TestCalls:
             time.sleep(0.01)
         assert "method 'raise_on' failed on rank 2, and nobody read it" in caplog.text
         assert "boom" in caplog.text
-
-
-class InterruptedByTest(Exception):
-    """Raised by a signal handler while a test waits."""
 
 
 async def _given_up(future: Any) -> None:
@@ -260,7 +256,7 @@ def interrupted_after(seconds: float) -> Iterator[None]:
     """A signal whose handler raises, in the main thread."""
 
     def interrupt(*_: object) -> NoReturn:
-        raise InterruptedByTest
+        raise InterruptedError
 
     before = signal.signal(signal.SIGUSR1, interrupt)
     timer = threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGUSR1])

@@ -32,7 +32,7 @@ __all__ = ["AnswerStream", "Arrivals", "Call", "CallFuture", "CallRecord", "Call
 
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
-Steps: TypeAlias = Generator[float, None, T]
+Pauses: TypeAlias = Generator[float, None, T]
 """What is waited for, apart from how: gives the seconds to sleep before it is asked again, then a result."""
 
 _log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Arrivals(ABC):
 
     # --- waiting, told apart from sleeping -----------------------------------------------------------------
 
-    def _until_decided(self, deadline: Deadline) -> Steps[None]:
+    def _until_decided(self, deadline: Deadline) -> Pauses[None]:
         """Until all have come, or one has failed and the others have had their grace, or the time is over."""
         while len(self._came) < len(self._keys):
             left = deadline.left
@@ -106,7 +106,7 @@ class Arrivals(ABC):
     def _grace_left(self) -> float:
         return 0.0 if self._failed_at is None else max(0.0, self._failed_at + self.grace_s - _now())
 
-    def _sleeping(self, steps: Steps[T]) -> T:
+    def _sleeping(self, steps: Pauses[T]) -> T:
         """What the steps come to, in a thread that sleeps in between."""
         news: SimpleQueue[None] | None = None
         wake: Callable[[], object] = bool
@@ -128,7 +128,7 @@ class Arrivals(ABC):
             if news is not None:
                 self._wakers.remove(wake)
 
-    async def _awaiting(self, steps: Steps[T]) -> T:
+    async def _awaiting(self, steps: Pauses[T]) -> T:
         """What the steps come to, in a task that sleeps in between."""
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
@@ -242,7 +242,7 @@ class Call(Arrivals):
         """Whether every rank has answered, or one has failed."""
         return self._is_decided()
 
-    def _all_answers(self, timeout_s: float | None) -> Steps[list[Any]]:
+    def _all_answers(self, timeout_s: float | None) -> Pauses[list[Any]]:
         own = timeout_s is None
         deadline = self.deadline if own else Deadline(timeout_s)
         self.check(waiting=False)
@@ -251,7 +251,7 @@ class Call(Arrivals):
         came, read = self._came, self.read
         return [read(came[rank][0]) for rank in self.plan.fetched_ranks]
 
-    def _next_answer(self, num_seen: int) -> Steps[tuple[int, int, Any] | None]:
+    def _next_answer(self, num_seen: int) -> Pauses[tuple[int, int, Any] | None]:
         """How many have been seen then, and the next answer; None after the last."""
         deadline, fetched = self.deadline, self.plan.fetched_ranks
         self.check(waiting=False)

@@ -7,14 +7,12 @@ never sees.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeAlias
 
 from verl_protocol import DataProtoFuture
-from verl_protocol.futures.parts import Cut, Rows
+from verl_protocol.futures.parts import Cut, Rows, Steps
 
 from verl_dispatch.errors import UnevenRowsError
 from verl_dispatch.planning import batches
@@ -98,13 +96,20 @@ class FuturePart:
 
     def resolve(self) -> tuple[Any, RowTrim | None]:
         """This part, of which only its own rows are fetched where that is possible, and its answer's trim."""
+        return self.future._run(self._resolved())
+
+    async def resolve_async(self) -> tuple[Any, RowTrim | None]:
+        """As `resolve`, without blocking the event loop."""
+        return await self.future._run_async(self._resolved())
+
+    def _resolved(self) -> Steps[tuple[Any, RowTrim | None]]:
         if self.future.row_counts is None or not self.future.row_aligned:
-            whole = self.future.get()
+            whole = yield from self.future._batch()
             layout = self.layout(batches.num_rows_of(whole))
             return layout.cut_one(whole, self.index), self.trim(layout)
-        layout = self.layout(self.future.row_count())
+        layout = self.layout((yield from self.future._num_rows()))
         rows, pad = layout.parts[self.index], layout.pad[self.index]
-        fetched = self.future._cut(self.rows_of(layout.num_rows)).get()
+        fetched = yield from self.future._cut(self.rows_of(layout.num_rows))._batch()
         own = [(range(len(rows) - pad), pad)]
         return batches.padded_parts(fetched, own, first=self.index)[0], self.trim(layout)
 
@@ -138,21 +143,29 @@ class LazyPart:
 
     def __init__(self, part: FuturePart) -> None:
         self._part = part
+        self._found: tuple[Any, RowTrim | None] | None = None
 
     def future(self) -> DataProtoFuture[Any]:
         """The part as a batch future."""
         return DataProtoFuture(_only, [_Pending(self)])
 
-    @cached_property
     def resolved(self) -> tuple[Any, RowTrim | None]:
         """The part and its answer's trim."""
-        return self._part.resolve()
+        if self._found is None:
+            self._found = self._part.resolve()
+        return self._found
+
+    async def resolved_async(self) -> tuple[Any, RowTrim | None]:
+        """As `resolved`, without blocking the event loop."""
+        if self._found is None:
+            self._found = await self._part.resolve_async()
+        return self._found
 
     def apply(self, answer: Any) -> Any:
         """The answer without rows that padding caused; an answer without rows needs no fetching."""
         if self._part.num_rows is not None or batches.answered_rows(answer) is None:
             return answer
-        trim = self.resolved[1]
+        trim = self.resolved()[1]
         return answer if trim is None else trim.apply(answer)
 
 
@@ -161,7 +174,13 @@ class _Pending:
     part: LazyPart
 
     def result(self, timeout: float | None = None) -> Any:
-        return self.part.resolved[0]
+        return self.part.resolved()[0]
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Any:
+        return (await self.part.resolved_async())[0]
 
 
 def _only(values: Sequence[Any]) -> Any:
@@ -220,7 +239,7 @@ def _resolve(value: Any, materialize: bool, trims: list[Trim]) -> Any:
 
 async def _resolve_async(value: Any, materialize: bool, trims: list[Trim]) -> Any:
     if isinstance(value, FuturePart) and materialize:
-        return await asyncio.to_thread(_resolve_part, value, materialize, trims)
+        return _noted(await value.resolve_async(), trims)
     if isinstance(value, DataProtoFuture) and materialize:
         try:
             return await value
@@ -234,7 +253,11 @@ def _resolve_part(part: FuturePart, materialize: bool, trims: list[Trim]) -> Any
         lazy = LazyPart(part)
         trims.append(lazy)
         return lazy.future()
-    value, trim = part.resolve()
+    return _noted(part.resolve(), trims)
+
+
+def _noted(resolved: tuple[Any, RowTrim | None], trims: list[Trim]) -> Any:
+    value, trim = resolved
     if trim is not None:
         trims.append(trim)
     return value

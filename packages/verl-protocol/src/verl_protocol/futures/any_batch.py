@@ -59,7 +59,6 @@ class PendingBatch:
         raise NotImplementedError
 
 
-
 Fetch: TypeAlias = Callable[[list[Any], float | None], Sequence[Any]]
 """Gives the values of many parts at once, in order, after waiting at most so many seconds."""
 

@@ -184,14 +184,16 @@ class DataProtoFuture(PendingBatch, Generic[B_co]):
         span = self._span((yield self._known_counts()))
         return num_rows_of((yield from self._batch())) if span is None else span[1] - span[0]
 
-    def _run(self, steps: Steps[T], timeout: float | None, fetch: Fetch | None) -> T:
+    def _run(self, steps: Steps[T], timeout: float | None = None, fetch: Fetch | None = None) -> T:
         deadline = Deadline(timeout)
         try:
             return run(steps, deadline, fetch)
         except TimeoutError as error:
             raise deadline.told(error, self) from None
 
-    async def _run_async(self, steps: Steps[T], timeout: float | None, fetch: AsyncFetch | None) -> T:
+    async def _run_async(
+        self, steps: Steps[T], timeout: float | None = None, fetch: AsyncFetch | None = None
+    ) -> T:
         deadline = Deadline(timeout)
         try:
             return await run_async(steps, deadline, fetch)

@@ -11,15 +11,15 @@ import asyncio
 import math
 from collections.abc import Collection, Generator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from verl_dispatch.errors import CallTimeout
-from verl_dispatch.groups.call import Arrivals, Steps
+from verl_dispatch.groups.call import Arrivals, Pauses
 from verl_dispatch.planning.parts import FuturePart
 from verl_protocol import DataProtoFuture
-from verl_protocol.futures.parts import Cut, Deadline, overlaps, span_of, values_of
+from verl_protocol.futures.parts import Cut, Deadline, Steps, overlaps, span_of, values_of
 
 from verl_ray.wire.refs import get_answers, hear, transport_of
 from verl_ray.wire.sealed import Payload, SealedFuture, is_one_whole_part, opened
@@ -38,6 +38,9 @@ __all__ = [
     "needed_parts",
     "whole_part",
 ]
+
+
+T = TypeVar("T")
 
 
 class Makers(Protocol):
@@ -125,21 +128,11 @@ class BatchFuture(SealedFuture):
     since, and CallTimeout where not all was there in time.
     """
 
-    def get(self, timeout: float | None = None, fetch: Any = None) -> Any:
-        """The batch; see `DataProtoFuture.get`."""
-        return super().get(timeout, fetch or fetch_answers)
+    def _run(self, steps: Steps[T], timeout: float | None = None, fetch: Any = None) -> T:
+        return super()._run(steps, timeout, fetch or fetch_answers)
 
-    async def aget(self, timeout: float | None = None, fetch: Any = None) -> Any:
-        """The batch, awaited; see `DataProtoFuture.aget`."""
-        return await super().aget(timeout, fetch or fetch_answers_async)
-
-    def row_count(self, timeout: float | None = None, fetch: Any = None) -> int:
-        """How many rows this has; see `DataProtoFuture.row_count`."""
-        return super().row_count(timeout, fetch or fetch_answers)
-
-    async def arow_count(self, timeout: float | None = None, fetch: Any = None) -> int:
-        """How many rows this has, awaited; see `DataProtoFuture.arow_count`."""
-        return await super().arow_count(timeout, fetch or fetch_answers_async)
+    async def _run_async(self, steps: Steps[T], timeout: float | None = None, fetch: Any = None) -> T:
+        return await super()._run_async(steps, timeout, fetch or fetch_answers_async)
 
 
 # --- The values of parts, however many ranks, calls and groups make them ----------------------------------
@@ -205,7 +198,7 @@ class PartsArriving(Arrivals):
             for part in self._parts:
                 hear(part.ref, partial(self.take, part))
 
-    def values(self, deadline: Deadline) -> Steps[dict[Any, Any]]:
+    def values(self, deadline: Deadline) -> Pauses[dict[Any, Any]]:
         """What came, by part."""
         self.check(waiting=False)
         yield from self._until_decided(deadline)
