@@ -208,8 +208,6 @@ def test_the_slowest_rank_is_the_one_ready_last() -> None:
         errors.DetachedGroupError("g"),
         errors.AttachError("problem", "advice"),
         errors.WorkerNameTaken("g", "g_A_0"),
-        errors.UnknownRolesError(["x"], ["a"]),
-        errors.NotTheOwnerError("g", "restart", "reason"),
         errors.StartTimeout("g", 3.0, [1]),
         errors.StaleFutureError("g", "f", 0, 1),
         errors.StaleReferenceError("g", 0),

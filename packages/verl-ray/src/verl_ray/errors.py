@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from verl_dispatch.errors import CallTimeout, WorkerFailure, WorkerGroupError
+from verl_dispatch.errors import CallTimeout, NotTheOwnerError, WorkerFailure, WorkerGroupError
 from verl_protocol.errors import PortableError
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "StartTimeout",
     "TransportRefusedError",
     "UnknownKeywordError",
-    "UnknownRolesError",
     "UnsupportedOptionError",
     "WorkerNameTaken",
 ]
@@ -246,32 +245,6 @@ class AttachError(_Remade, ValueError):
     def __init__(self, problem: str, advice: str) -> None:
         self.facts = (problem, advice)
         super().__init__(f"cannot attach: {problem}; {advice}")
-
-
-class UnknownRolesError(_Remade, KeyError):
-    """Roles that the group's workers do not hold."""
-
-    def __init__(self, asked: Iterable[str], known: Iterable[str]) -> None:
-        self.facts = (tuple(sorted(asked)), tuple(known))
-        self.asked, self.known = self.facts
-        super().__init__(*self.facts)
-
-    def __str__(self) -> str:
-        missing = "no role " + ", ".join(map(repr, self.asked)) + " here"
-        if not self.known:
-            return (
-                f"{missing}: the workers hold one class only; make the group from "
-                "create_colocated_worker_cls or create_colocated_worker_cls_fused"
-            )
-        return f"{missing}; roles of this group: {', '.join(map(repr, self.known))}"
-
-
-class NotTheOwnerError(_Remade, RuntimeError):
-    """A group that did not start its workers is asked to end or restart them."""
-
-    def __init__(self, group: str, action: str, reason: str) -> None:
-        self.facts = (group, action, reason)
-        super().__init__(f"group {group!r} refuses {action}(): {reason}")
 
 
 class StartTimeout(CallTimeout):

@@ -5,10 +5,19 @@ from __future__ import annotations
 import asyncio
 import difflib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, SupportsIndex, cast, overload
 
-from verl_dispatch.errors import MixedOrderWarning, NotPicklableError, UnknownMethodError, WorkerGroupError
+from verl_protocol.errors import InvalidArgumentError
+
+from verl_dispatch.errors import (
+    MixedOrderWarning,
+    NotPicklableError,
+    NotTheOwnerError,
+    UnknownMethodError,
+    UnknownRoleError,
+    WorkerGroupError,
+)
 from verl_dispatch.groups.bound_method import GroupMethod
 from verl_dispatch.groups.call import AnswerStream, Call, CallFuture, CallTrace
 from verl_dispatch.groups.pool import ResourcePool
@@ -21,6 +30,7 @@ from verl_dispatch.planning.collectors import LIST, SINGLE
 from verl_dispatch.planning.mesh import Mesh, mesh_of
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, UNNAMED, CallOptions
 from verl_dispatch.planning.plan import CallPlan, RankCall, all_ranks
+from verl_dispatch.workers.roles import bad_roles
 from verl_dispatch.workers.worker import Worker
 
 __all__ = ["RESERVED_NAMES", "MethodNames", "WorkerGroup"]
@@ -118,19 +128,31 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         raise NotImplementedError(f"{type(self).__name__} cannot watch its workers")
 
     def shutdown(self) -> None:
-        """Ends the workers; calls are refused from now on. Calling it again does nothing."""
+        """Ends the workers; calls are refused from now on. Calling it again does nothing.
+
+        Raises:
+            NotTheOwnerError: this is the view of a role.
+        """
         raise NotImplementedError(f"{type(self).__name__} cannot end its workers")
+
+    def _roles(self) -> Mapping[str, type]:
+        """The class of each role that shares the workers; none where they run one class."""
+        return {}
+
+    def _view(self, role: str, cls: type) -> Self:
+        """A group of the same workers, on which only the methods of one role are bound."""
+        raise NotImplementedError(f"{type(self).__name__} has no views of roles")
 
     # --- life ----------------------------------------------------------------------------------------------
 
-    _is_view: bool = False
-    """Whether this is the view of a role, which ends with the group that it came from."""
+    _role: str | None = None
+    """The role whose view this is, if it is one; the group that it came from ends the workers."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._is_view:
+        if self._role is None:
             self.shutdown()
 
     async def __aenter__(self) -> Self:
@@ -139,6 +161,66 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
     async def __aexit__(self, *_: object) -> None:
         # Workers take a moment to end, for which the event loop goes on.
         await asyncio.to_thread(self.__exit__)
+
+    def _refuse_view(self, action: str) -> None:
+        if self._role is not None:
+            raise NotTheOwnerError(
+                f"{action}() on the view of role {self._role!r}: its workers belong to the group that it was "
+                f"spawned from; call {action}() there"
+            )
+
+    # --- several roles in one process ----------------------------------------------------------------------
+
+    def spawn(self, prefix_set: Iterable[str]) -> dict[str, Self]:
+        """Views of this group for some of its roles: each offers the methods of one role's class.
+
+        Views share workers, failure and generation with this group, which alone restarts and shuts down.
+
+        Raises:
+            UnknownRoleError: a role that is not colocated here.
+            WorkerClassError: no names of roles.
+        """
+        if not isinstance(prefix_set, Iterable):
+            raise bad_roles(prefix_set, "names of roles", "prefix_set")
+        roles = [prefix_set] if isinstance(prefix_set, str) else dict.fromkeys(prefix_set)
+        return {role: self.role(role) for role in roles}
+
+    def fuse(self, prefix_set: Iterable[str]) -> None:
+        """Makes views of roles attributes of this group: `group.actor.update(...)`.
+
+        Raises:
+            UnknownRoleError: a role that is not colocated here.
+            WorkerClassError: a role named like something the group needs.
+        """
+        views = self.spawn(prefix_set)
+        for role in views:
+            if role in RESERVED_NAMES or hasattr(type(self), role) or role in self._methods:
+                expected = "names that the group does not need for itself; spawn gives such a role's view"
+                raise bad_roles(role, expected, "prefix_set")
+        self.__dict__.update(views)
+        self.wg_dict = views
+
+    @overload
+    def role(self, name: str, cls: type[Any]) -> Any: ...
+    @overload
+    def role(self, name: str, cls: None = None) -> Any: ...
+    def role(self, name: str, cls: Any = None) -> Any:
+        """A view of one role; `cls`, its worker class, tells type checkers its methods.
+
+        Raises:
+            UnknownRoleError: a role that is not colocated here.
+            InvalidArgumentError: it is of another class.
+        """
+        classes = self._roles()
+        if name not in classes:
+            raise UnknownRoleError(name, {role: found.__name__ for role, found in classes.items()})
+        if cls is not None and not (isinstance(cls, type) and issubclass(classes[name], cls)):
+            held = classes[name].__name__
+            raise InvalidArgumentError(
+                f"role {name!r} is of class {held}, got cls={cls!r}, expected {held} or a class it derives "
+                "from"
+            )
+        return self._view(name, classes[name])
 
     # --- calls ---------------------------------------------------------------------------------------------
 
@@ -372,7 +454,7 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         # What every worker has is of no help to who looks for a method of their own.
         own = [each for each in known if not hasattr(Worker, each)]
         [hint] = difflib.get_close_matches(name, known, n=1) or [""]
-        classes: Mapping[str, type] = getattr(self.__dict__.get("_worker_class"), "raw_cls_dict", {})
+        classes = self._roles() if self._role is None and known else {}
         # Elsewhere `actor_update` is how the group of all roles spells `update` of the role `actor`.
         roles = [
             role

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
-from verl_protocol.errors import InvalidArgumentError
-
-from verl_dispatch.errors import NotTheOwnerError, UnknownRoleError, WorkerGroupError
-from verl_dispatch.groups.group import RESERVED_NAMES, WorkerGroup
+from verl_dispatch.errors import WorkerGroupError
+from verl_dispatch.groups.group import WorkerGroup
 from verl_dispatch.local.call import LocalCall, LocalLife
 from verl_dispatch.local.engines import LocalRank, ReadOnlyCopies, ThreadEngine, TurnEngine
 from verl_dispatch.methods.static import GroupWorker
 from verl_dispatch.planning.options import CallOptions
 from verl_dispatch.planning.plan import CallPlan, RankCall
 from verl_dispatch.workers.rank import RankInfo, free_port
-from verl_dispatch.workers.roles import ColocatedWorker, bad_roles
+from verl_dispatch.workers.roles import roles_of
 
 if TYPE_CHECKING:
     from verl_dispatch.groups.bound_method import GroupMethod
@@ -241,8 +239,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         self._world_size = _checked_world_size(world_size)
         _check_options(concurrent, name_prefix)
         self.name_prefix = name_prefix
-        self._role: str | None = None
-        for each in (cls, *_role_classes(cls).values()):
+        for each in (cls, *roles_of(cls).values()):
             self._registered_methods(each)
         name = name_prefix or f"{type(self).__name__}[{cls.__name__}]"
         self._state = LocalState(name, name_prefix, cls, self._world_size, args, kwargs, concurrent)
@@ -259,7 +256,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         self._state.build()
 
     if TYPE_CHECKING:
-        # As in the base, with the type that this backend gives an answer to come.
+        # As in the base, with the types of this backend: of an answer to come, and of the group itself.
         @overload
         def bind(self, method: str, /) -> GroupMethod[..., Any, Any, Any]: ...
         @overload
@@ -279,6 +276,11 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
             self, method: Method[GroupWorker, GP, R, G, D, Literal[False]], /
         ) -> GroupMethod[GP, R, G, D]: ...
         def bind(self, method: Any, /) -> Any: ...
+        @overload
+        def role(self, name: str, cls: type[V]) -> LocalWorkerGroup[V]: ...
+        @overload
+        def role(self, name: str, cls: None = None) -> LocalWorkerGroup[Any]: ...
+        def role(self, name: str, cls: type[Any] | None = None) -> Any: ...
 
     # --- what the base asks of a backend -------------------------------------------------------------------
 
@@ -355,79 +357,18 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         self._refuse_view("shutdown")
         self._state.close()
 
-    def _refuse_view(self, action: str) -> None:
-        if self._role is not None:
-            raise NotTheOwnerError(
-                f"{action}() on the view of role '{self._role}': its workers belong to group "
-                f"'{self._state.name}', from which it was spawned; call {action}() there"
-            )
-
     # --- roles in one process ------------------------------------------------------------------------------
 
-    def spawn(self, prefix_set: Iterable[str]) -> dict[str, LocalWorkerGroup[Any]]:
-        """Views of this group for some of its roles: each offers the methods of one role's class.
+    def _roles(self) -> Mapping[str, type]:
+        return roles_of(self._state.cls)
 
-        Views share workers, failure and generation with this group, which alone restarts and shuts down.
-
-        Raises:
-            UnknownRoleError: a role that is not colocated here.
-            WorkerClassError: no names of roles.
-        """
-        if not isinstance(prefix_set, Iterable):
-            raise bad_roles(prefix_set, "names of roles", "prefix_set")
-        roles = [prefix_set] if isinstance(prefix_set, str) else dict.fromkeys(prefix_set)
-        return {role: self.role(role) for role in roles}
-
-    def fuse(self, prefix_set: Iterable[str]) -> None:
-        """Make views of roles attributes of this group: `group.actor.update(...)`.
-
-        Raises:
-            UnknownRoleError: a role that is not colocated here.
-            WorkerClassError: a role named like something the group needs.
-        """
-        views = self.spawn(prefix_set)
-        for role in views:
-            if role in RESERVED_NAMES or hasattr(type(self), role) or role in self._methods:
-                expected = "names that the group does not need for itself; spawn gives such a role's view"
-                raise bad_roles(role, expected, "prefix_set")
-        self.__dict__.update(views)
-        self.wg_dict = views
-
-    @overload
-    def role(self, name: str, cls: type[V]) -> LocalWorkerGroup[V]: ...
-    @overload
-    def role(self, name: str, cls: None = None) -> LocalWorkerGroup[Any]: ...
-    def role(self, name: str, cls: type[Any] | None = None) -> LocalWorkerGroup[Any]:
-        """A view of one role; `cls`, its worker class, tells type checkers its methods.
-
-        Raises:
-            UnknownRoleError: a role that is not colocated here.
-            InvalidArgumentError: it is of another class.
-        """
-        classes = _role_classes(self._state.cls)
-        if name in classes and cls is not None and not _is_of(classes[name], cls):
-            held = classes[name].__name__
-            raise InvalidArgumentError(
-                f"role {name!r} is of class {held}, got cls={cls!r}, expected {held} or a class it derives "
-                "from"
-            )
-        if name not in classes:
-            raise UnknownRoleError(name, {role: found.__name__ for role, found in classes.items()})
+    def _view(self, role: str, cls: type) -> Self:
         view = object.__new__(type(self))
         WorkerGroup.__init__(view)
-        view._world_size, view.name_prefix = self._world_size, name
-        view._state, view._role, view._generation_seen = self._state, name, self._generation_seen
-        view._is_view = True
-        view._bind_worker_method(classes[name])
+        view._world_size, view.name_prefix = self._world_size, role
+        view._state, view._role, view._generation_seen = self._state, role, self._generation_seen
+        view._bind_worker_method(cls)
         return view
-
-
-def _is_of(held: type, asked: Any) -> bool:
-    return isinstance(asked, type) and issubclass(held, asked)
-
-
-def _role_classes(cls: type) -> Mapping[str, type]:
-    return cls.raw_cls_dict if issubclass(cls, ColocatedWorker) else {}
 
 
 def _unpacked(

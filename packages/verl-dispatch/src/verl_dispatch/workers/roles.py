@@ -24,6 +24,7 @@ __all__ = [
     "clean_up_hook",
     "create_colocated_worker_raw_cls",
     "has_async_methods",
+    "roles_of",
 ]
 
 
@@ -117,6 +118,11 @@ class ColocatedWorker(Worker):
         """Call one role's method and wait for its value, whether the method is async or not."""
         value = self.call_role(role, method, *args, **kwargs)
         return await value if inspect.isawaitable(value) else value
+
+
+def roles_of(cls: type) -> Mapping[str, type]:
+    """The class of each role; empty for a class that is no several roles in one."""
+    return {spec.name: spec.cls for spec in cls.role_specs} if issubclass(cls, ColocatedWorker) else {}
 
 
 def create_colocated_worker_raw_cls(

@@ -20,6 +20,7 @@ from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.planning.collectors import BatchCollector
 from verl_dispatch.planning.options import CallOptions
 from verl_dispatch.planning.plan import CallPlan, RankCall
+from verl_dispatch.workers.roles import roles_of
 
 from verl_ray.calls.call import RayCall, unread_behind
 from verl_ray.calls.futures import learn_row_counts
@@ -28,7 +29,7 @@ from verl_ray.errors import OutOfReachError, TransportRefusedError
 from verl_ray.group.worker_set import WorkerSet
 from verl_ray.wire.message import ONE_READER, Answer, count_rows
 from verl_ray.wire.refs import maker_of, transport_of
-from verl_ray.worker.actor import ANY_METHOD, direct_methods, roles_of, routes_of
+from verl_ray.worker.actor import ANY_METHOD, direct_methods, routes_of
 from verl_ray.worker.environment import rank_env
 
 __all__ = [

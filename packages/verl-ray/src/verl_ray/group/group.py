@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self, TypeVar, overload
 
-from verl_dispatch.groups.group import RESERVED_NAMES, WorkerGroup
-from verl_dispatch.methods.registered import reserved_name
+from verl_dispatch.groups.group import WorkerGroup
 from verl_dispatch.methods.static import GroupWorker
 from verl_dispatch.planning.options import CallOptions
 from verl_dispatch.planning.plan import CallPlan
+from verl_dispatch.workers.roles import roles_of
 
 from verl_ray.calls.call import RayCall
 from verl_ray.calls.stale import refuse_retired
-from verl_ray.errors import NotTheOwnerError, UnknownKeywordError, UnknownRolesError, UnsupportedOptionError
+from verl_ray.errors import UnknownKeywordError, UnsupportedOptionError
 from verl_ray.group.attach import attach
 from verl_ray.group.executor import Executor
 from verl_ray.group.setup import GroupRequest, hire, random_prefix
 from verl_ray.group.worker_set import Death, Watch, WorkerSet
 from verl_ray.pools.pool import RayResourcePool
-from verl_ray.worker.actor import RayClassWithInitArgs, roles_of
+from verl_ray.worker.actor import RayClassWithInitArgs
 from verl_ray.worker.rendezvous import RendezvousRequest
 
 if TYPE_CHECKING:
@@ -30,45 +30,13 @@ if TYPE_CHECKING:
     from verl_dispatch.methods.static import GP, A, D, G, Method, R
     from verl_dispatch.modes import Ref
 
-__all__ = ["RayWorkerGroup", "WorkerSetGroup"]
-
-
-# --- The calls of a group on Ray: what `verl_dispatch.WorkerGroup` asks of a backend ---------------------
-
-
-class WorkerSetGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
-    """A worker group on a set of workers, or on one role of it; a subclass says where the set comes from."""
-
-    _worker_set: WorkerSet
-    _executor: Executor
-    _known_generation: int
-
-    def _adopt(self, worker_set: WorkerSet, user_class: type, role: str | None) -> None:
-        """Work on these workers: on all of each, or on one role of it."""
-        self._worker_set, self._known_generation = worker_set, worker_set.generation
-        self._executor = Executor(worker_set, user_class, role)
-        self._world_size = worker_set.world_size
-        self._bind_worker_method(user_class if role is None else roles_of(user_class)[role])
-
-    def _send(self, plan: CallPlan, options: CallOptions) -> RayCall:
-        refuse_retired(plan.calls)
-        return self._executor.send(plan, options)
-
-    def _check_usable(self, method: str) -> None:
-        self._worker_set.check_usable(method)
-        if self._known_generation != self._worker_set.generation:
-            # What earlier workers said about their meshes says nothing about these.
-            self._known_generation = self._worker_set.generation
-            self.forget_meshes()
-
-
-# --------------------------------------------------------------------------------------------------------
+__all__ = ["RayWorkerGroup"]
 
 
 V = TypeVar("V")
 
 
-class RayWorkerGroup(WorkerSetGroup[GroupWorker]):
+class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
     """One actor per slot of a pool, called as one object.
 
     All workers start at the same time, and the constructor returns when every worker's own constructor has.
@@ -127,6 +95,9 @@ class RayWorkerGroup(WorkerSetGroup[GroupWorker]):
     _grace_s: ClassVar[float] = 2.0
     """Seconds that the other ranks get to answer after a first one failed, before the failure is raised."""
 
+    _worker_set: WorkerSet
+    _executor: Executor
+    _known_generation: int
     _on_restart: Callable[[Any], object] | None
 
     def __init__(
@@ -199,6 +170,26 @@ class RayWorkerGroup(WorkerSetGroup[GroupWorker]):
             self._worker_set.close()
             raise
 
+    def _adopt(self, worker_set: WorkerSet, user_class: type, role: str | None) -> None:
+        """Work on these workers: on all of each, or on one role of it."""
+        self._worker_set, self._known_generation = worker_set, worker_set.generation
+        self._executor = Executor(worker_set, user_class, role)
+        self._world_size = worker_set.world_size
+        self._bind_worker_method(user_class if role is None else roles_of(user_class)[role])
+
+    # --- what the base asks of a backend -------------------------------------------------------------------
+
+    def _send(self, plan: CallPlan, options: CallOptions) -> RayCall:
+        refuse_retired(plan.calls)
+        return self._executor.send(plan, options)
+
+    def _check_usable(self, method: str) -> None:
+        self._worker_set.check_usable(method)
+        if self._known_generation != self._worker_set.generation:
+            # What earlier workers said about their meshes says nothing about these.
+            self._known_generation = self._worker_set.generation
+            self.forget_meshes()
+
     # --- workers -------------------------------------------------------------------------------------------
 
     @classmethod
@@ -268,56 +259,20 @@ class RayWorkerGroup(WorkerSetGroup[GroupWorker]):
 
     # --- roles ---------------------------------------------------------------------------------------------
 
-    def spawn(self, prefix_set: Iterable[str]) -> dict[str, Self]:
-        """One view per role of colocated workers. Views share workers, state and failures with this group.
+    def _roles(self) -> Mapping[str, type]:
+        return roles_of(self._template.user_class)
 
-        Raises:
-            UnknownRolesError: the workers hold no such role.
-        """
-        classes = roles_of(self._template.user_class)
-        asked = dict.fromkeys([prefix_set] if isinstance(prefix_set, str) else prefix_set)
-        unknown = [role for role in asked if role not in classes]
-        if unknown:
-            raise UnknownRolesError(unknown, classes)
-        return {role: self._view(role) for role in asked}
-
-    def fuse(self, prefix_set: Iterable[str]) -> None:
-        """Give this group one attribute per role: `group.actor.update(...)`.
-
-        Raises:
-            UnknownRolesError: the workers hold no such role.
-            WorkerClassError: a role is named like something that the group needs.
-        """
-        views = self.spawn(prefix_set)
-        for role in views:
-            if role in RESERVED_NAMES or hasattr(type(self), role):
-                raise reserved_name(role, "the colocated roles")
-        self.__dict__.update(views)
-
-    def role(self, name: str, cls: type[V]) -> RayWorkerGroup[V]:
-        """The view of one role, typed as a group of `cls`.
-
-        Raises:
-            UnknownRolesError: the workers hold no such role.
-            UnsupportedOptionError: the role is of another class.
-        """
-        view: Any = self.spawn([name])[name]
-        held = roles_of(self._template.user_class)[name]
-        if not issubclass(held, cls):
-            raise UnsupportedOptionError("cls", cls, f"{held!r} or a class it derives from")
-        return view  # type: ignore[no-any-return]
-
-    def _view(self, role: str) -> Self:
+    def _view(self, role: str, cls: type) -> Self:
         view = type(self).__new__(type(self))
         WorkerGroup.__init__(view, None)
         view.resource_pool, view.name_prefix = self.resource_pool, self.name_prefix
         view.is_detached, view._on_restart = self.is_detached, None
-        view._template, view._is_view = self._template, True
+        view._template, view._role = self._template, role
         view._adopt(self._worker_set, self._template.user_class, role)
         return view
 
     if TYPE_CHECKING:
-        # As in the base, with the type that Ray gives an answer to come.
+        # As in the base, with the types of this backend: of an answer to come, and of the group itself.
         @overload
         def bind(self, method: str, /) -> GroupMethod[..., Any, Any, Any]: ...
         @overload
@@ -337,6 +292,11 @@ class RayWorkerGroup(WorkerSetGroup[GroupWorker]):
             self, method: Method[GroupWorker, GP, R, G, D, Literal[False]], /
         ) -> GroupMethod[GP, R, G, D]: ...
         def bind(self, method: Any, /) -> Any: ...
+        @overload
+        def role(self, name: str, cls: type[V]) -> RayWorkerGroup[V]: ...
+        @overload
+        def role(self, name: str, cls: None = None) -> RayWorkerGroup[Any]: ...
+        def role(self, name: str, cls: type[Any] | None = None) -> Any: ...
 
     # --- health and end ------------------------------------------------------------------------------------
 
@@ -379,10 +339,7 @@ class RayWorkerGroup(WorkerSetGroup[GroupWorker]):
             WorkerGroupError: the group was shut down, or a worker could not start.
             ResourceUnavailable: a node was lost, and there is no room elsewhere.
         """
-        if self._is_view:
-            raise NotTheOwnerError(
-                self.name_prefix, "restart", "it is the view of a role; restart the group it came from"
-            )
+        self._refuse_view("restart")
         self._worker_set.restart()
         self.forget_meshes()
         if self._on_restart is not None:
@@ -400,10 +357,7 @@ class RayWorkerGroup(WorkerSetGroup[GroupWorker]):
         Raises:
             NotTheOwnerError: a view of a role.
         """
-        if self._is_view:
-            raise NotTheOwnerError(
-                self.name_prefix, "shutdown", "it is the view of a role; shut down the group it came from"
-            )
+        self._refuse_view("shutdown")
         self._worker_set.close()
 
 

@@ -425,6 +425,6 @@ class WorkerSet:
     def _owned_places(self) -> Places:
         if self._places is None:
             raise NotTheOwnerError(
-                self.name, "restart", "it was attached to; restart it where it was started"
+                f"restart() on group {self.name!r}: it was attached to; restart it where it was started"
             )
         return self._places

@@ -13,7 +13,7 @@ import ray
 from verl_dispatch.groups.pool import ClassWithInitArgs, W_co
 from verl_dispatch.methods.decorator import MAGIC_ATTR, register_options
 from verl_dispatch.workers import roles
-from verl_dispatch.workers.roles import ColocatedWorker, clean_up, clean_up_hook, has_async_methods
+from verl_dispatch.workers.roles import ColocatedWorker, clean_up, clean_up_hook, has_async_methods, roles_of
 
 from verl_ray.errors import RestartsRefusedError, TransportRefusedError, UnsupportedOptionError
 from verl_ray.worker.environment import merge_runtime_env
@@ -34,7 +34,6 @@ __all__ = [
     "create_colocated_worker_raw_cls",
     "derive_actor_class",
     "direct_methods",
-    "roles_of",
     "routes_of",
     "user_class_of",
     "uses_direct_transport",
@@ -80,13 +79,6 @@ def user_class_of(cls: Any) -> type:
     if not isinstance(cls, type):
         raise TypeError(f"cls is {cls!r}, expected a worker class, plain or wrapped by ray.remote")
     return cls
-
-
-def roles_of(user_class: type) -> dict[str, type]:
-    """The class of each role; empty for a class that is no several roles in one."""
-    if not issubclass(user_class, ColocatedWorker):
-        return {}
-    return {spec.name: spec.cls for spec in user_class.role_specs}
 
 
 def classes_of(user_class: type) -> tuple[type, ...]:
