@@ -28,6 +28,11 @@ facts = {
     "listed": first in Dispatch,
     "becomes itself": Dispatch.register("only_in_the_driver") is first and first in Dispatch,
 }
+sys.modules["pytest"] = None
+try:
+    import verl_dispatch.conformance
+except ModuleNotFoundError as missing:
+    facts["without pytest"] = str(missing)
 print(json.dumps(facts))
 """
 HEAVY = {"tensordict", "ray", "torch._dynamo", "torch.optim", "pytest", "mypy", "rich", "matplotlib"}
@@ -59,3 +64,7 @@ def test_importing_the_package_takes_little_time_beyond_torch(facts: Any) -> Non
 def test_a_member_loads_where_it_was_never_registered(facts: Any) -> None:
     assert (facts["same"], facts["name"], facts["listed"]) == (True, "ONLY_IN_THE_DRIVER", False)
     assert facts["becomes itself"]
+
+
+def test_the_conformance_suite_names_its_extra_where_pytest_is_missing(facts: Any) -> None:
+    assert "pip install verl-dispatch[conformance]" in facts["without pytest"]

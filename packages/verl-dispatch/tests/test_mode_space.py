@@ -26,9 +26,9 @@ from verl_dispatch import (
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
-from verl_dispatch.conformance.batches import KINDS as CONFORMANCE_KINDS
-from verl_dispatch.conformance.batches import as_kind, batch, ids_of, ranks_of
-from verl_dispatch.conformance.workers import ModesWorker
+from verl_dispatch.conformance.backend import KINDS as CONFORMANCE_KINDS
+from verl_dispatch.conformance.backend import as_kind, batch, ranks_of
+from verl_dispatch.conformance.workers import ModesWorker, ids_of
 from verl_protocol import DataProto, DataProtoFuture
 
 WORLD_SIZES = range(1, 9)

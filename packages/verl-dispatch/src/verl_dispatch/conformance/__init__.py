@@ -17,18 +17,13 @@ only call are made once and shared; tests that break a group get one of their ow
 """
 
 from verl_dispatch.conformance import _rewrite as _rewrite
-from verl_dispatch.conformance.arguments import TestArguments
 from verl_dispatch.conformance.backend import Backend, GroupCache, groups
-from verl_dispatch.conformance.binding import TestBinding
-from verl_dispatch.conformance.calls import TestCalls
-from verl_dispatch.conformance.colocation import TestColocation
+from verl_dispatch.conformance.binding import TestBinding, TestColocation
+from verl_dispatch.conformance.calls import TestCalls, TestOrder
 from verl_dispatch.conformance.failures import TestFailures, TestLifecycle
-from verl_dispatch.conformance.futures import TestFutures
-from verl_dispatch.conformance.isolation import TestIsolation
-from verl_dispatch.conformance.meshes import TestMeshes
-from verl_dispatch.conformance.modes import TestModes
-from verl_dispatch.conformance.order import TestOrder
-from verl_dispatch.conformance.rows import TestRows
+from verl_dispatch.conformance.modes import TestArguments, TestModes
+from verl_dispatch.conformance.rows import TestMeshes, TestRows
+from verl_dispatch.conformance.values import TestFutures, TestIsolation
 
 __all__ = [
     "Backend",

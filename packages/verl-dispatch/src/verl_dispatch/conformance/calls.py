@@ -1,4 +1,4 @@
-"""Calls under way: what a backend sends, waited for, awaited, streamed, given up."""
+"""Calls under way: waited for, awaited, streamed, given up; run one at a time in the order sent."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import gc
 import math
 import os
+import random
 import signal
 import threading
 import time
@@ -15,11 +16,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from verl_dispatch.conformance.backend import Backend, GroupCache
-from verl_dispatch.conformance.batches import batch, ids_of
-from verl_dispatch.conformance.workers import ModesWorker, PlainWorker
+from verl_dispatch.conformance.backend import Backend, GroupCache, batch
+from verl_dispatch.conformance.workers import ModesWorker, OrderWorker, PlainWorker, ids_of
 from verl_dispatch.errors import CallTimeout, WorkerGroupError
 from verl_dispatch.groups.call import Call
+from verl_dispatch.modes import Broadcast
 from verl_dispatch.planning.options import DEFAULT_OPTIONS
 
 
@@ -267,3 +268,71 @@ def interrupted_after(seconds: float) -> Iterator[None]:
         timer.cancel()
         timer.join()
         signal.signal(signal.SIGUSR1, before)
+
+
+# --- A worker runs one call at a time, in the order in which they were sent ---------------------------------
+
+
+NUM_CALLS = 200
+NUM_ROWS = 4
+
+
+class TestOrder:
+    """Plain and async methods in turn, not waited for, on a group of 2."""
+
+    @pytest.fixture
+    def group(self, groups: GroupCache) -> Any:
+        group: Any = groups.get(OrderWorker, 2)
+        group.take_log()
+        return group
+
+    @pytest.mark.parametrize("verb", ["not blocking", "submit"])
+    def test_calls_run_one_by_one_in_the_order_sent(self, backend: Backend, group: Any, verb: str) -> None:
+        names = random.Random(verb).choices(["plain", "asynchronous"], k=NUM_CALLS)
+        if verb == "submit":
+            sent = [group.bind(name).submit(number) for number, name in enumerate(names)]
+            answers = [future.result() for future in sent]
+        else:
+            sent = [group.bind(name).options(blocking=False)(number) for number, name in enumerate(names)]
+            answers = [backend.resolved(references) for references in sent]
+        assert answers == [[number, number] for number in range(NUM_CALLS)]
+        assert group.take_log() == [one_by_one(NUM_CALLS)] * 2
+
+    def test_a_chain_of_futures_keeps_its_place_among_other_calls(self, group: Any) -> None:
+        names = random.Random(NUM_CALLS).choices(
+            ["plain", "asynchronous", "pass_on", "pass_on_async"], k=NUM_CALLS
+        )
+        made: Any = batch(NUM_ROWS)
+        for number, name in enumerate(names):
+            method = group.bind(name).options(blocking=False)
+            if name.startswith("pass_on"):
+                made = method(made, Broadcast(number))
+            else:
+                method(number)
+        assert group.take_log() == [one_by_one(NUM_CALLS)] * 2
+        assert ids_of(made.get()) == list(range(NUM_ROWS))
+
+    def test_calls_of_several_threads_come_in_one_order_to_all_ranks(self, group: Any) -> None:
+        def send(thread: int) -> None:
+            for number in range(thread * 100, thread * 100 + 25):
+                group.plain.submit(number)
+
+        threads = [threading.Thread(target=send, args=(thread,)) for thread in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        first, second = group.take_log()
+        assert first == second
+        assert sorted(first) == [(thread * 100 + number, 1) for thread in range(4) for number in range(25)]
+
+    def test_a_blocking_call_comes_after_all_that_were_sent(self, group: Any) -> None:
+        for number in range(20):
+            group.asynchronous.options(blocking=False)(8 * number)
+        assert group.plain(1) == [1, 1]
+        assert group.take_log() == [[*((8 * number, 1) for number in range(20)), (1, 1)]] * 2
+
+
+def one_by_one(num_calls: int) -> list[tuple[int, int]]:
+    """The log of calls that ran in order, none beside another."""
+    return [(number, 1) for number in range(num_calls)]

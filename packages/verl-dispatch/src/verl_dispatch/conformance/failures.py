@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from verl_dispatch.conformance.backend import Backend, GroupCache, end
-from verl_dispatch.conformance.batches import batch
+from verl_dispatch.conformance.backend import Backend, GroupCache, batch, end
 from verl_dispatch.conformance.workers import FailingWorker, ModesWorker, PlainWorker, SilentWorker
 from verl_dispatch.errors import CallTimeout, WorkerGroupError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -392,3 +393,50 @@ class BothRoles(_Fused):  # type: ignore[misc]
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def both(self) -> tuple[str, str, str]:
         return self.word, self.a.b_c(), self.a_b.c()
+
+
+class OrderWorker(Worker):
+    """Notes every call with how many calls are running then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = 0
+        self.log: list[tuple[int, int]] = []
+
+    def _enter(self, number: int) -> None:
+        self.running += 1
+        self.log.append((number, self.running))
+
+    async def _linger(self, number: int) -> None:
+        # A loop that may run other calls meanwhile gets the chance to.
+        await asyncio.sleep(0.002 if number % 8 == 0 else 0)
+        self.running -= 1
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def plain(self, number: int) -> int:
+        self._enter(number)
+        self.running -= 1
+        return number
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def asynchronous(self, number: int) -> int:
+        self._enter(number)
+        await self._linger(number)
+        return number
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def pass_on(self, data: DataProto, number: int) -> DataProto:
+        self._enter(number)
+        self.running -= 1
+        return data
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    async def pass_on_async(self, data: DataProto, number: int) -> DataProto:
+        self._enter(number)
+        await self._linger(number)
+        return data
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def take_log(self) -> list[tuple[int, int]]:
+        log, self.log = self.log, []
+        return log
