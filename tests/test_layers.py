@@ -51,6 +51,7 @@ WORKER = textwrap.dedent(
     from verl_dispatch.workers.rank import RankInfo
     from verl_dispatch.workers.site import building
     from verl_ray.wire.message import open_message, prepare_answer
+    from verl_ray.wire.sealed import opened
 
     class Rules(Worker):
         @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -62,7 +63,7 @@ WORKER = textwrap.dedent(
     args, kwargs, answer = open_message((("four",), {}, None), ())
     with building(RankInfo(rank=0, world_size=1)):
         packed = prepare_answer(Rules().score(*args, **kwargs), answer)
-    assert pickle.loads(pickle.dumps(packed, protocol=5)) == {"length": 4}
+    assert opened(pickle.loads(pickle.dumps(packed, protocol=5))) == {"length": 4}
     """
 )
 
