@@ -83,8 +83,7 @@ class Arrivals(ABC):
         return [key for key in self._keys if key not in came]
 
     def _errors(self) -> dict[Any, BaseException]:
-        if self._failed_at is None:
-            return {}
+        # Not by `_failed_at`: what came shows a moment before that does.
         return {key: error for key, (_, error) in list(self._came.items()) if error is not None}
 
     # --- waiting, told apart from sleeping -----------------------------------------------------------------
@@ -280,8 +279,6 @@ class Call(Arrivals):
             decides: whether the time was the call's own. Who asked for another wait hears only that it is
                 over, until the silent ranks have had their grace and it shows what a failure means.
         """
-        if self._failed_at is None and len(self._came) >= len(self._keys):
-            return
         errors, silent = self._errors(), self._missing()
         if errors and (decides or not silent or not self._grace_left()):
             self._told = True
