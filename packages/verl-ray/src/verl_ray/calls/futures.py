@@ -149,7 +149,7 @@ def fetch_answers(parts: Sequence[Any], timeout: float | None = None) -> list[An
     deadline = Deadline(timeout)
     heard, asked = _told_apart(parts)
     arriving = PartsArriving(heard)
-    came = arriving._sleeping(arriving.values(deadline)) | _ask(asked, deadline)
+    came = arriving.wait(deadline) | _ask(asked, deadline)
     return [came.get(part, part) for part in parts]
 
 
@@ -158,7 +158,7 @@ async def fetch_answers_async(parts: Sequence[Any], timeout: float | None = None
     deadline = Deadline(timeout)
     heard, asked = _told_apart(parts)
     arriving = PartsArriving(heard)
-    came = await arriving._awaiting(arriving.values(deadline))
+    came = await arriving.wait_async(deadline)
     if asked:
         came |= await asyncio.to_thread(_ask, asked, deadline)
     return [came.get(part, part) for part in parts]
@@ -198,8 +198,15 @@ class PartsArriving(Arrivals):
             for part in self._parts:
                 hear(part.ref, partial(self.take, part))
 
-    def values(self, deadline: Deadline) -> Pauses[dict[Any, Any]]:
-        """What came, by part."""
+    def wait(self, deadline: Deadline) -> dict[Any, Any]:
+        """What came, by part; see `fetch_answers`. It may be waited for again."""
+        return self._sleeping(self._values(deadline))
+
+    async def wait_async(self, deadline: Deadline) -> dict[Any, Any]:
+        """As `wait`, while the event loop goes on."""
+        return await self._awaiting(self._values(deadline))
+
+    def _values(self, deadline: Deadline) -> Pauses[dict[Any, Any]]:
         self.check(waiting=False)
         yield from self._until_decided(deadline)
         if errors := self._errors():

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 
+from verl_ray.calls.futures import AnswerPart, fetch_answers
 from verl_ray.errors import AttachError
 from verl_ray.group.launch import end
 from verl_ray.group.worker_set import WorkerSet
@@ -104,14 +105,13 @@ def _reports(handles: Sequence[Any], titles: Sequence[str], timeout_s: float) ->
         )
     asked = [handle._verl_identity.remote() for handle in handles]
     try:
-        reports: list[WorkerReport] = ray.get(asked, timeout=timeout_s)
-    except GetTimeoutError:
+        return fetch_answers([AnswerPart(ref, rank) for rank, ref in enumerate(asked)], timeout_s)
+    except RayError as error:
+        raise AttachError(f"a worker did not answer: {error}", "give living workers of a group") from None
+    except TimeoutError:
         raise AttachError(
             f"not all workers answered within {timeout_s:g} s", "wait until they are idle"
         ) from None
-    except RayError as error:
-        raise AttachError(f"a worker did not answer: {error}", "give living workers of a group") from None
-    return reports
 
 
 def _check_ranks(reports: Sequence[WorkerReport], names: Sequence[str]) -> None:

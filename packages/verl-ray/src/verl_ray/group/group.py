@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
@@ -12,6 +13,7 @@ from verl_dispatch.methods.static import GroupWorker
 from verl_dispatch.planning.options import CallOptions
 from verl_dispatch.planning.plan import CallPlan
 from verl_dispatch.workers.roles import roles_of
+from verl_protocol.arguments import seconds
 
 from verl_ray.calls.call import RayCall
 from verl_ray.calls.stale import refuse_retired
@@ -134,7 +136,8 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         self.name_prefix = name_prefix or random_prefix()
         self.is_detached, self._on_restart = bool(detached), on_restart
         self._template: RayClassWithInitArgs[Any] = ray_cls_with_init
-        timeout_s = ray_wait_register_center_timeout
+        limit = seconds("ray_wait_register_center_timeout", ray_wait_register_center_timeout, above_zero=True)
+        timeout_s = math.inf if limit is None else limit
         if worker_names is not None or worker_handles is not None:
             worker_set = attach(self.name_prefix, worker_names, worker_handles, timeout_s)
             self._adopt(worker_set, ray_cls_with_init.user_class, None)

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import ActorAlreadyExistsError, GetTimeoutError, RayTaskError
+from ray.exceptions import ActorAlreadyExistsError, RayError
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.planning.plan import RankCall
+from verl_protocol.futures.parts import Deadline
 
 from verl_ray.calls.failures import describe_failures, survey
+from verl_ray.calls.futures import AnswerPart, PartsArriving
 from verl_ray.calls.packing import Arguments, Packer
 from verl_ray.errors import NodeLost, ResourceUnavailable, StartTimeout, WorkerNameTaken
 from verl_ray.pools.cluster import actor_state
@@ -144,9 +146,7 @@ def await_start(spec: LaunchSpec, launched: Launched) -> Started:
     try:
         reports = _reports(spec, launched)
         rendezvous = ray.get(launched.meeting)
-    except NodeLost:
-        raise
-    except Exception as error:
+    except (RayError, TimeoutError) as error:
         raise _start_failure(spec, launched, error) from None
     return Started(dict(enumerate(reports)), rendezvous, startup_times(reports, launched.requested_at))
 
@@ -154,15 +154,15 @@ def await_start(spec: LaunchSpec, launched: Launched) -> Started:
 def _reports(spec: LaunchSpec, launched: Launched) -> list[WorkerReport]:
     """What all workers say, while the cluster is looked at from time to time and a long wait is logged."""
     next_log = _FIRST_LOG_S
+    parts = [AnswerPart(ref, rank) for rank, ref in enumerate(launched.set_ups)]
+    arriving = PartsArriving(parts)
     while True:
         left = launched.deadline - time.monotonic()
         try:
-            reports: list[WorkerReport] = ray.get(
-                list(launched.set_ups), timeout=max(0.0, min(left, _LOOK_S))
-            )
-            return reports
-        except GetTimeoutError as error:
-            if left <= _LOOK_S or isinstance(error, RayTaskError):
+            came = arriving.wait(Deadline(max(0.0, min(left, _LOOK_S))))
+            return [came[part] for part in parts]
+        except TimeoutError as error:
+            if left <= _LOOK_S or isinstance(error, RayError):
                 raise
         if lost := spec.lost_nodes():
             raise NodeLost(spec.group, _START, lost)
@@ -190,7 +190,7 @@ def _stage(handle: Any) -> str:
 
 
 def _start_failure(spec: LaunchSpec, launched: Launched, error: Exception) -> Exception:
-    if isinstance(error, GetTimeoutError) and not isinstance(error, RayTaskError):
+    if not isinstance(error, RayError):
         silent = survey(launched.set_ups, 0.0).silent
         return StartTimeout(spec.group, spec.timeout_s, silent)
     # Every other rank waits for rank 0's answer about the meeting point, and fails for want of it.
