@@ -1,0 +1,167 @@
+"""One step of PPO, as calls only: eight of them over five columns, by hand on Ray and with a group.
+
+By hand, every column of every rank is a reference that its maker gave and its readers get; this is what an
+expert writes who knows which rank reads what. The group gets whole batches, with remote columns or without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from verl_dispatch import Dispatch, Worker, register
+from verl_protocol import DataProto
+from verl_ray import RayClassWithInitArgs, RayWorkerGroup
+
+PROMPT_WIDTH = 8
+
+
+class StepWorker(Worker):
+    """Makes columns of the right sizes, and reads all of what it gets."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def generate(self, data: DataProto) -> DataProto:
+        ids = data.tensor("prompts")[:, :1].repeat(1, self.width)
+        return DataProto.from_dict({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+
+    def _per_token(self, data: DataProto, *keys: str) -> torch.Tensor:
+        for key in keys:
+            data.tensor(key)[:, -1].sum()
+        return torch.zeros(len(data), self.width)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def log_probs(self, data: DataProto) -> DataProto:
+        return DataProto.from_dict({"log_probs": self._per_token(data, "input_ids", "attention_mask")})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def reference(self, data: DataProto) -> DataProto:
+        self._per_token(data, "input_ids", "attention_mask")
+        return DataProto.from_dict({"kl": torch.zeros(len(data))})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def values(self, data: DataProto) -> DataProto:
+        return DataProto.from_dict({"values": self._per_token(data, "input_ids", "attention_mask")})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def scores(self, data: DataProto) -> DataProto:
+        self._per_token(data, "input_ids")
+        return DataProto.from_dict({"scores": torch.ones(len(data))})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    def update_critic(self, data: DataProto) -> float:
+        self._per_token(data, "input_ids", "attention_mask", "values", "advantages")
+        return 0.5
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    def update_actor(self, data: DataProto) -> float:
+        self._per_token(data, "input_ids", "attention_mask", "log_probs", "advantages")
+        return 0.5
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save(self, step: int) -> int:
+        return step
+
+
+@dataclass(frozen=True)
+class GroupStep:
+    """The step with a group: what a ported trainer looks like."""
+
+    group: Any
+    prompts: DataProto
+
+    def __call__(self) -> float:
+        group, batch = self.group, self.prompts
+        batch = batch.select().union(group.generate(batch))
+        for call in (group.log_probs, group.reference, group.values, group.scores):
+            batch.union(call(batch))
+        # Chunk by chunk, as the column that is made is all that the driver has to hold.
+        parts = [part.tensor("scores")[:, None] - part.tensor("values") for part in batch.chunk(4)]
+        batch.union(DataProto.from_dict({"advantages": torch.cat(parts)}))
+        losses = [*group.update_critic(batch), *group.update_actor(batch)]
+        group.save(1)
+        return float(sum(losses))
+
+
+class PlainActor:
+    """The same work with arrays, each column an argument or a return value of its own."""
+
+    def __init__(self, width: int, writable: bool) -> None:
+        self.width, self.writable = width, writable
+
+    def _read(self, *arrays: Any) -> None:
+        for array in arrays:
+            (array.copy() if self.writable else array)[:, -1].sum()
+
+    def generate(self, prompts: Any) -> Any:
+        ids = np.repeat(prompts[:, :1], self.width, axis=1)
+        return ids, np.ones_like(ids)
+
+    def per_token(self, *arrays: Any) -> Any:
+        self._read(*arrays)
+        return np.zeros((len(arrays[0]), self.width), np.float32)
+
+    def per_row(self, *arrays: Any) -> Any:
+        self._read(*arrays)
+        return np.ones(len(arrays[0]), np.float32)
+
+    def update(self, *arrays: Any) -> float:
+        self._read(*arrays)
+        return 0.5
+
+    def save(self, step: int) -> int:
+        return step
+
+
+class PlainStep:
+    """The step with references wired by hand."""
+
+    def __init__(self, num_workers: int, rows: int, width: int, writable: bool) -> None:
+        actor_class = ray.remote(num_cpus=0)(PlainActor)
+        self.actors: list[Any] = [actor_class.remote(width, writable) for _ in range(num_workers)]
+        self.parts = np.array_split(np.ones((rows, PROMPT_WIDTH), np.int64), num_workers)
+
+    def _all(self, method: str, *columns: list[Any]) -> list[Any]:
+        return [
+            getattr(actor, method).remote(*parts) for actor, *parts in zip(self.actors, *columns, strict=True)
+        ]
+
+    def __call__(self) -> float:
+        made = [
+            actor.generate.options(num_returns=2).remote(part)
+            for actor, part in zip(self.actors, self.parts, strict=True)
+        ]
+        ids, mask = [ref for ref, _ in made], [ref for _, ref in made]
+        log_probs = self._all("per_token", ids, mask)
+        kl = self._all("per_row", ids, mask)
+        values = self._all("per_token", ids, mask)
+        scores = self._all("per_row", ids)
+        ray.get(kl)
+        advantages = [
+            score[:, None] - value for score, value in zip(ray.get(scores), ray.get(values), strict=True)
+        ]
+        stored = [ray.put(part) for part in advantages]
+        losses = ray.get(self._all("update", ids, mask, values, stored))
+        losses += ray.get(self._all("update", ids, mask, log_probs, stored))
+        ray.get([actor.save.remote(1) for actor in self.actors])
+        return float(sum(losses))
+
+    def close(self) -> None:
+        for actor in self.actors:
+            ray.kill(actor)
+
+
+def group_of(pool: Any, width: int, **options: Any) -> Any:
+    """A group that does the step."""
+    return RayWorkerGroup(pool, RayClassWithInitArgs(StepWorker, width), **options)
+
+
+def prompts_of(rows: int) -> DataProto:
+    """What a step begins with."""
+    return DataProto.from_dict({"prompts": torch.ones(rows, PROMPT_WIDTH, dtype=torch.int64)})
