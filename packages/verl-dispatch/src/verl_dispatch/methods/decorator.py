@@ -71,11 +71,13 @@ class RegisterOptions:
         materialize_futures: whether a DataProtoFuture among the arguments is resolved before the method runs.
         read_only: workers may get one shared read-only copy of what several ranks get.
         tensor_transport: how a backend that can moves the tensors of the result; None is its default way.
+        remote: whether large columns of batches among the results stay where they were made.
     """
 
     materialize_futures: bool = True
     read_only: bool = False
     tensor_transport: str | None = None
+    remote: bool = False
 
 
 class FurtherOptions(TypedDict, total=False):
@@ -83,6 +85,7 @@ class FurtherOptions(TypedDict, total=False):
 
     read_only: bool
     tensor_transport: str | None
+    remote: bool
 
 
 # For type checkers: pairs that are refused, modes on rank 0 or some ranks, modes on all ranks, the default
@@ -168,6 +171,7 @@ def register(
     *,
     read_only: bool = False,
     tensor_transport: str | None = None,
+    remote: bool = False,
 ) -> Any:
     """Marks a worker method, plain or async, as callable on a group.
 
@@ -183,6 +187,8 @@ def register(
         read_only: share one read-only copy of what several ranks get, instead of a private writable one each.
         tensor_transport: name of a direct transport for the tensors of non-blocking results, where the
             backend has it (on Ray "gloo", "nccl" or "nixl").
+        remote: large tensor columns of the batches that the method returns stay where they were made; the
+            caller gets batches that name them, see `DataProto.remote_keys`.
 
     Raises:
         TypeError: no mode, a dict without two callables, or an option of a wrong kind.
@@ -199,11 +205,15 @@ def register(
     check_dispatch_mode(dispatch_mode)
     check_execute_mode(execute_mode)
     check_pair(dispatch_mode, execute_mode)
-    _check_flags(blocking=blocking, materialize_futures=materialize_futures, read_only=read_only)
+    _check_flags(
+        blocking=blocking, materialize_futures=materialize_futures, read_only=read_only, remote=remote
+    )
     if not isinstance(tensor_transport, str | None):
         raise _bad_option("tensor_transport", tensor_transport, "the name of a transport, or None")
+    if remote and tensor_transport is not None:
+        raise _bad_option("remote", remote, "False, as tensor_transport keeps them already")
     marks = {"dispatch_mode": dispatch_mode, "execute_mode": execute_mode, "blocking": blocking}
-    options = RegisterOptions(materialize_futures, read_only, tensor_transport)
+    options = RegisterOptions(materialize_futures, read_only, tensor_transport, remote)
 
     def decorate(function: F) -> F:
         _check_function(function)

@@ -43,6 +43,8 @@ class CallPlanner:
         self._group, self._method, self._options = group, method, options
         self._execute = options.execute_mode or method.execute_mode
         self._read_only = method.options.read_only if options.read_only is None else options.read_only
+        by_default: bool = method.options.remote or group.answers_stay_remote
+        self._remote = by_default if options.remote is None else options.remote
         self._pair: tuple[Any, Any] = (None, None)
         self._spec = RANK_ZERO
         self.mode = mode_name(method.dispatch_mode)
@@ -93,6 +95,7 @@ class CallPlanner:
             self._collector(spec, cut),
             cut.layout,
             self._read_only,
+            self._remote,
         )
         return plan if self._execute in (Execute.ALL, Execute.RANK_ZERO) else _selected(plan, self._execute)
 

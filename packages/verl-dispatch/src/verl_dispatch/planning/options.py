@@ -37,6 +37,7 @@ class OptionChanges(TypedDict, total=False):
     equal_size: bool
     auto_padding: bool | None
     read_only: bool | None
+    remote: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ class CallOptions:
         execute_mode: overrides what `register` said; None keeps it.
         read_only: True lets workers share one read-only copy of what several ranks get; None keeps what
             `register` said.
+        remote: True leaves large columns of the answers where they were made; None keeps what `register` or
+            the group said.
     """
 
     timeout_s: float | None = None
@@ -65,6 +68,7 @@ class CallOptions:
     blocking: bool | None = None
     execute_mode: Execute | None = None
     read_only: bool | None = None
+    remote: bool | None = None
 
     def __post_init__(self) -> None:
         for name, is_valid, expected in _VALID:
@@ -122,6 +126,7 @@ _VALID: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("blocking", _is_bool, _BOOL_OR_NONE),
     ("execute_mode", lambda value: isinstance(value, Execute), "a member of Execute, or None"),
     ("read_only", _is_bool, _BOOL_OR_NONE),
+    ("remote", _is_bool, _BOOL_OR_NONE),
 )
 
 DEFAULT_OPTIONS = CallOptions()

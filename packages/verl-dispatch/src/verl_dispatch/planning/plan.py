@@ -102,6 +102,7 @@ class CallPlan:
         layout: how the rows of the split batches lie over `fetched_ranks`; None where no batch of known rows
             was split.
         read_only: workers may share one read-only copy of what several ranks get.
+        remote: large columns of the answers stay where they are made.
 
     Example:
         >>> plan = CallPlan.of({1: ((7,), {}), 0: ((8,), {})})
@@ -117,6 +118,7 @@ class CallPlan:
     collect: Collector = LIST
     layout: RowLayout | None = None
     read_only: bool = False
+    remote: bool = False
 
     @classmethod
     def of(cls, calls: Mapping[int, tuple[Sequence[Any], Mapping[str, Any]]]) -> CallPlan:
@@ -211,6 +213,7 @@ def _plan_facts(plan: CallPlan) -> tuple[Any, ...]:
         plan.collect,
         plan.layout,
         plan.read_only,
+        plan.remote,
         calls,
     )
 
@@ -309,6 +312,8 @@ def plan_table(plan: CallPlan) -> str:
     if shared:
         kinds = ", ".join(type(entry.value).__name__ for entry in shared.values())
         lines.append(f"shared by several ranks: {len(shared)} ({kinds})")
+    if plan.remote:
+        lines.append("large columns of the answers stay where they are made")
     if plan.order is not None:
         lines.append("rows are reordered to balance the ranks; the answers come back in input order")
     return "\n".join(lines)
