@@ -200,7 +200,7 @@ class Call(Arrivals):
         """What the caller is told when the time is over; stops what the silent ranks do, where it can."""
         return CallTimeout(self.group, self.plan.method, limit_s, silent)
 
-    def read(self, value: Any) -> Any:
+    def read(self, rank: int, value: Any) -> Any:
         """What a rank answered, as the caller gets it; in the caller's own thread."""
         return value
 
@@ -248,7 +248,7 @@ class Call(Arrivals):
         yield from self._until_decided(deadline)
         self._raise_unless_answered(deadline, decides=own)
         came, read = self._came, self.read
-        return [read(came[rank][0]) for rank in self.plan.fetched_ranks]
+        return [read(rank, came[rank][0]) for rank in self.plan.fetched_ranks]
 
     def _next_answer(self, num_seen: int) -> Pauses[tuple[int, int, Any] | None]:
         """How many have been seen then, and the next answer; None after the last."""
@@ -262,7 +262,7 @@ class Call(Arrivals):
                     break
                 num_seen += 1
                 if rank in fetched:
-                    answer = self.plan.collect.part(fetched.index(rank), self.read(value))
+                    answer = self.plan.collect.part(fetched.index(rank), self.read(rank, value))
                     return num_seen, rank, answer
             elif num_seen == len(self._keys) or (left := deadline.left) == 0:
                 break

@@ -6,7 +6,19 @@ import asyncio
 import difflib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, SupportsIndex, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NoReturn,
+    Self,
+    SupportsIndex,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from verl_protocol.errors import InvalidArgumentError
 
@@ -33,12 +45,20 @@ from verl_dispatch.planning.plan import CallPlan, RankCall, all_ranks
 from verl_dispatch.workers.roles import bad_roles
 from verl_dispatch.workers.worker import Worker
 
+if TYPE_CHECKING:
+    from verl_protocol import DataProto
+    from verl_protocol.columns.remote import Store
+
 __all__ = ["RESERVED_NAMES", "MethodNames", "WorkerGroup"]
+
+
+ProtoT = TypeVar("ProtoT", bound="DataProto")
 
 
 RESERVED_NAMES = frozenset(
     {
         "add_mesh",
+        "answers_stay_remote",
         "bind",
         "call",
         "execute_all",
@@ -58,6 +78,7 @@ RESERVED_NAMES = frozenset(
         "methods",
         "name_prefix",
         "on",
+        "put",
         "resource_pool",
         "restart",
         "role",
@@ -94,6 +115,8 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
     _world_size: int = 0
     _keeps_order: bool = True
     name_prefix: str = ""
+    answers_stay_remote: bool = False
+    """Whether `remote=True` is the default of every method."""
 
     def __init__(self, resource_pool: ResourcePool | None = None) -> None:
         """A group over a pool, or over as many workers as the subclass says in `_world_size`."""
@@ -118,6 +141,10 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         it asks for them later. `options.timeout_s` is for the `Call`. Nothing is left running when this
         raises.
         """
+        raise NotImplementedError
+
+    def _store(self) -> Store:
+        """Where the driver's own columns go that are to be read by workers."""
         raise NotImplementedError
 
     def _check_usable(self, method: str) -> None:
@@ -362,6 +389,20 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
     def on(self) -> type[GroupWorker]:
         """The registered methods, for type checkers those of the worker class."""
         return cast("type[GroupWorker]", MethodNames(self))
+
+    def put(self, batch: ProtoT) -> ProtoT:
+        """The batch with its large tensor columns stored once, for any number of calls.
+
+        What is stored is a snapshot: later writes into the columns of `batch` do not reach it.
+
+        Raises:
+            InvalidTypeError: `batch` is no DataProto.
+        """
+        from verl_protocol.batch.apart import stored
+        from verl_protocol.batch.state import check_batch
+
+        check_batch(batch)
+        return stored(batch, self._store())
 
     # --- meshes --------------------------------------------------------------------------------------------
 

@@ -12,6 +12,10 @@ from typing import Any
 
 from verl_protocol import DataProtoFuture
 from verl_protocol.arguments import seconds
+from verl_protocol.batch.apart import stored
+from verl_protocol.columns.reading import InProcessStore
+from verl_protocol.columns.remote import Origin
+from verl_protocol.futures.any_batch import is_proto
 from verl_protocol.futures.parts import Deadline, until_done
 
 from verl_dispatch.errors import CallTimeout, WorkerFailure, WorkerGroupError, _ranks
@@ -39,6 +43,10 @@ class LocalLife:
     def break_off(self, cause: str, ranks: Sequence[int]) -> None:
         """Have calls refused from now on; the first cause counts."""
         self.broken = self.broken or f"{cause} on {_ranks(ranks)}"
+
+
+ANSWERS = InProcessStore()
+"""Where columns of answers lie that stay remote; an answer is a copy that nobody else has."""
 
 
 class LocalCall(Call):
@@ -76,6 +84,9 @@ class LocalCall(Call):
 
     def take(self, key: Any, value: Any, error: BaseException | None) -> None:
         """Takes what came from a rank, also for the future of its answer."""
+        if self.plan.remote and error is None and is_proto(value):
+            origin = Origin(self.group, self.plan.method, key, self.generation)
+            value = stored(value, ANSWERS, origin)
         super().take(key, value, error)
         if self._unfilled:
             self._fulfil(key)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, SupportsIndex, TypeVar
 import numpy as np
 import torch
 from verl_protocol import DataProto, DataProtoFuture
+from verl_protocol.columns.reading import InProcessStore, Stored
 from verl_protocol.futures.parts import Deadline, values_of, wait_async
 from verl_protocol.kinds import is_jagged, is_tensordict
 from verl_protocol.wire import dumps, loads
@@ -23,7 +24,7 @@ from verl_protocol.wire import dumps, loads
 from verl_dispatch.errors import NotPicklableError
 from verl_dispatch.planning.parts import FuturePart, PaddedPart
 
-__all__ = ["PrivateFuture", "new_memo", "private_arguments", "private_copy"]
+__all__ = ["PrivateFuture", "SnapshotStore", "new_memo", "private_arguments", "private_copy"]
 
 
 T = TypeVar("T")
@@ -190,7 +191,7 @@ def _copy_tensor(value: torch.Tensor, memo: Memo) -> torch.Tensor:
 
 
 def _copy_batch(value: DataProto, memo: Memo) -> DataProto:
-    tensors = _copied_values(value._columns(), memo) if value._has_batch() else None
+    tensors = _copied_values(value._held(), memo) if value._has_batch() else None
     made = value._with(tensors, value._row_count(), _copied_values(value.non_tensor_batch, memo), {})
     made.meta_info = _copied(value.meta_info, memo)
     for name, item in value._private().items():
@@ -205,6 +206,14 @@ def _copied_values(columns: Mapping[str, Any], memo: Memo) -> dict[str, Any]:
 
 def _copy_tensordict(value: Any, memo: Memo) -> Any:
     return loads(*dumps(value))
+
+
+class SnapshotStore(InProcessStore):
+    """Keeps copies, as the store of a cluster does, of columns that their owner may go on to write to."""
+
+    def put(self, columns: Mapping[str, Any]) -> Stored:
+        """A reference to the columns as they are now."""
+        return super().put(private_copy(dict(columns)))
 
 
 class _PrivatePart:

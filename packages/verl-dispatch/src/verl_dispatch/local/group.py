@@ -9,9 +9,12 @@ from concurrent.futures import Future
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
+from verl_protocol.arguments import flag
+
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.groups.group import WorkerGroup
 from verl_dispatch.local.call import LocalCall, LocalLife
+from verl_dispatch.local.copies import SnapshotStore
 from verl_dispatch.local.engines import LocalRank, ReadOnlyCopies, ThreadEngine, TurnEngine
 from verl_dispatch.methods.static import GroupWorker
 from verl_dispatch.planning.options import CallOptions
@@ -20,6 +23,8 @@ from verl_dispatch.workers.rank import RankInfo, free_port
 from verl_dispatch.workers.roles import roles_of
 
 if TYPE_CHECKING:
+    from verl_protocol.columns.remote import Store
+
     from verl_dispatch.groups.bound_method import GroupMethod
     from verl_dispatch.groups.pool import ClassWithInitArgs
     from verl_dispatch.methods.static import GP, A, D, G, Method, P, R
@@ -184,6 +189,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         *args: for the worker's constructor.
         concurrent: give each rank a thread.
         name_prefix: name of the group in messages and in `WG_PREFIX`.
+        remote: whether large columns of answers stay in a store, as with `register(..., remote=True)`.
         **kwargs: for the worker's constructor.
 
     Raises:
@@ -214,6 +220,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         *args: Any,
         concurrent: bool,
         name_prefix: str = ...,
+        remote: bool = ...,
         **kwargs: Any,
     ) -> None: ...
     @overload
@@ -223,6 +230,16 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         world_size: int,
         *args: Any,
         name_prefix: str,
+        remote: bool = ...,
+        **kwargs: Any,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        cls: type[GroupWorker] | ClassWithInitArgs[GroupWorker],
+        world_size: int,
+        *args: Any,
+        remote: bool,
         **kwargs: Any,
     ) -> None: ...
     def __init__(  # type: ignore[misc]
@@ -232,13 +249,14 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         *args: Any,
         concurrent: bool = False,
         name_prefix: str = "",
+        remote: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__()
         cls, args, kwargs = _unpacked(cls, args, kwargs)
         self._world_size = _checked_world_size(world_size)
         _check_options(concurrent, name_prefix)
-        self.name_prefix = name_prefix
+        self.name_prefix, self.answers_stay_remote = name_prefix, flag("remote", remote)
         for each in (cls, *roles_of(cls).values()):
             self._registered_methods(each)
         name = name_prefix or f"{type(self).__name__}[{cls.__name__}]"
@@ -288,6 +306,9 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         call = LocalCall(self._state.life, plan, self._name(), options.timeout_s)
         self._state.run(call, self._role)
         return call
+
+    def _store(self) -> Store:
+        return SnapshotStore()
 
     def _check_usable(self, method: str) -> None:
         state = self._state
@@ -367,6 +388,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         WorkerGroup.__init__(view)
         view._world_size, view.name_prefix = self._world_size, role
         view._state, view._role, view._generation_seen = self._state, role, self._generation_seen
+        view.answers_stay_remote = self.answers_stay_remote
         view._bind_worker_method(cls)
         return view
 

@@ -10,27 +10,27 @@ import torch
 from verl_protocol.batch.state import BatchState
 from verl_protocol.columns import jagged, ops
 from verl_protocol.columns.remote import Origin, Piece, RemoteColumn, Store, form_of
+from verl_protocol.columns.travel import LARGE_BYTES, MOST_OBJECTS
 from verl_protocol.kinds import is_jagged
 
-__all__ = ["LARGE_BYTES", "MOST_OBJECTS", "bound", "set_apart"]
+__all__ = ["bound", "set_apart", "stored"]
 
 S = TypeVar("S", bound=BatchState)
-
-LARGE_BYTES: Final = 100_000
-"""A column of fewer bytes costs less inside the message than as an object of its own."""
 
 _HEAVY_BYTES: Final = 4_000_000
 """From here on a column lies alone, so that nodes which do not read it need not get it with the others."""
 
-_MOST_ALONE: Final = 3
-MOST_OBJECTS: Final = _MOST_ALONE + 1
-"""Each object costs Ray about a millisecond, so all columns that are not heavy share one."""
+_MOST_ALONE: Final = MOST_OBJECTS - 1
 
 _CPU = torch.device("cpu")
 
 
 class _Unbound:
     """The store of pieces that name an object by its number, until `bound` says where the objects lie."""
+
+    def put(self, columns: Mapping[str, Any]) -> Any:
+        """Not possible."""
+        raise RuntimeError("what is set apart is put into a store of its own")
 
     def fetch(self, pieces: Sequence[Piece], columns: str) -> list[Mapping[str, Any]]:
         """Not possible."""
@@ -77,6 +77,12 @@ def bound(batch: S, store: Store, refs: Sequence[Any], origin: Origin | None = N
         for key, column in batch._held().items()
     }
     return batch._with(columns if batch._has_batch() else None, batch._row_count(), batch.non_tensor_batch)
+
+
+def stored(batch: S, store: Store, origin: Origin | None = None) -> S:
+    """The batch with its large tensor columns in `store`."""
+    rest, objects = set_apart(batch)
+    return bound(rest, store, [store.put(columns) for columns in objects], origin) if objects else batch
 
 
 def _bound(column: RemoteColumn, store: Store, refs: Sequence[Any], origin: Origin | None) -> RemoteColumn:

@@ -33,7 +33,11 @@ __all__ = [
 
 
 class Store(Protocol):
-    """Where pieces of columns lie."""
+    """Where pieces of columns lie; a reference keeps what it stands for."""
+
+    def put(self, columns: Mapping[str, Any]) -> Any:
+        """A reference to these columns."""
+        ...
 
     def fetch(self, pieces: Sequence[Piece], columns: str) -> list[Mapping[str, Any]]:
         """What the reference of each piece stands for: columns by key, which nobody writes to.

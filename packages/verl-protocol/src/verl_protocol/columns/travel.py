@@ -1,4 +1,4 @@
-"""Whether remote columns may stay where they are while a batch is pickled: only in messages of our own.
+"""What travels of remote columns: how many objects, and in messages of our own references to them.
 
 A reference that gets into any other pickle dangles, or keeps its object for good.
 """
@@ -8,8 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Final
 
-__all__ = ["may_travel", "references_travel"]
+__all__ = ["LARGE_BYTES", "MOST_OBJECTS", "may_travel", "references_travel"]
+
+
+LARGE_BYTES: Final = 100_000
+"""A column of fewer bytes costs less inside a message than as an object of its own."""
+
+MOST_OBJECTS: Final = 4
+"""Each object costs Ray about a millisecond, so one batch becomes no more than so many."""
 
 
 _travels: ContextVar[bool] = ContextVar("verl_protocol_references_travel", default=False)

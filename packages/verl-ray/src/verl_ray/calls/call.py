@@ -16,6 +16,7 @@ from verl_ray.calls.failures import has_failed
 from verl_ray.calls.futures import AnswerPart, BatchFuture, Makers, explained, late
 from verl_ray.wire.refs import hear
 from verl_ray.wire.sealed import opened
+from verl_ray.wire.store import with_objects
 
 __all__ = ["RayCall", "unread_behind"]
 
@@ -35,6 +36,7 @@ class RayCall(Call):
     Attributes:
         refs: the answer of each called rank; who sends fills it.
         rows_refs: the row count of each answer, where that comes as a value of its own.
+        objects: the large columns of each answer, where they stay remote.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class RayCall(Call):
         self.grace_s = made_by.grace_s
         self.refs: dict[int, Any] = {}
         self.rows_refs: dict[int, Any] = {}
+        self.objects: dict[int, Sequence[Any]] = {}
         self._made_by, self._generation = made_by, made_by.generation
         self._unread, self._can_be_cancelled = unread, can_be_cancelled
         self._keys = (*self._keys, *unread)
@@ -81,9 +84,14 @@ class RayCall(Call):
         else:
             self.failed(rank, error)
 
-    def read(self, value: Any) -> Any:
-        """The answer itself, which comes sealed."""
-        return opened(value, "one")
+    def read(self, rank: int, value: Any) -> Any:
+        """The answer itself, which comes sealed, with what stays remote named by where it lies."""
+        if rank not in self.objects:
+            return opened(value, "one")
+        return with_objects(value, self.objects[rank], self._origin(rank))
+
+    def _origin(self, rank: int) -> tuple[Any, ...]:
+        return self.group, self.plan.method, rank, self._generation
 
     def done(self) -> bool:
         """Whether every call has ended, or one has failed; also before anybody has asked for an answer."""
@@ -125,12 +133,17 @@ class RayCall(Call):
         return BatchFuture(
             self.plan.collect.collect,
             [self._part(rank, self.refs[rank], unread) for rank in fetched],
-            row_counts=[self._part(rank, self.rows_refs[rank]) for rank in fetched],
+            row_counts=[self._part(rank, self.rows_refs[rank]) for rank in fetched]
+            if self.rows_refs
+            else None,
             row_aligned=_joins_in_order(self.plan),
         )
 
     def _part(self, rank: int, ref: Any, unread: tuple[AnswerPart, ...] = ()) -> AnswerPart:
-        return AnswerPart(ref, rank, self._made_by, self._generation, self.plan.method, unread)
+        objects, origin = self.objects.get(rank, ()), self._origin(rank)
+        return AnswerPart(
+            ref, rank, self._made_by, self._generation, self.plan.method, unread, objects, origin
+        )
 
 
 def _joins_in_order(plan: CallPlan) -> bool:

@@ -23,6 +23,7 @@ from verl_protocol.futures.parts import Cut, Deadline, Steps, overlaps, span_of,
 
 from verl_ray.wire.refs import get_answers, hear, transport_of
 from verl_ray.wire.sealed import Payload, SealedFuture, is_one_whole_part, opened
+from verl_ray.wire.store import with_objects
 
 __all__ = [
     "AnswerPart",
@@ -66,11 +67,12 @@ class AnswerPart:
     """One rank's answer, or its row count, as a part of a `DataProtoFuture`.
 
     In the driver it knows the workers that make it, and is refused once they have been restarted. It is not
-    there before `unread` are: the same call on ranks whose answers nobody reads, but which must not fail. A
-    copy that was sent elsewhere is a bare reference.
+    there before `unread` are: the same call on ranks whose answers nobody reads, but which must not fail.
+    `objects` are the large columns of an answer that stays remote. A copy that was sent elsewhere is bare
+    references.
     """
 
-    __slots__ = ("generation", "made_by", "method", "rank", "ref", "unread")
+    __slots__ = ("generation", "made_by", "method", "objects", "origin", "rank", "ref", "unread")
 
     def __init__(
         self,
@@ -80,7 +82,10 @@ class AnswerPart:
         generation: int = 0,
         method: str = "",
         unread: tuple[AnswerPart, ...] = (),
+        objects: Sequence[Any] = (),
+        origin: tuple[Any, ...] | None = None,
     ) -> None:
+        self.objects, self.origin = objects, origin
         self.ref, self.rank, self.method, self.unread = ref, rank, method, unread
         # Keeps the workers alive until they have made it, also where their group has been dropped.
         self.made_by, self.generation = made_by, generation
@@ -111,6 +116,10 @@ class AnswerPart:
         """
         return opened(fetch_answers([self], timeout)[0])
 
+    def read(self, value: Any) -> Any:
+        """What has come of it, with the columns that stay remote named by where they lie."""
+        return with_objects(value, self.objects, self.origin) if self.objects else value
+
     def __await__(self) -> Generator[Any, None, Any]:
         return self._awaited().__await__()
 
@@ -118,7 +127,8 @@ class AnswerPart:
         return opened((await fetch_answers_async([self]))[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return AnswerPart, (self.fresh_ref, self.rank)
+        unsaid = (None, 0, "", ())
+        return AnswerPart, (self.fresh_ref, self.rank, *unsaid, self.objects, self.origin)
 
 
 class BatchFuture(SealedFuture):
@@ -150,7 +160,7 @@ def fetch_answers(parts: Sequence[Any], timeout: float | None = None) -> list[An
     heard, asked = _told_apart(parts)
     arriving = PartsArriving(heard)
     came = arriving.wait(deadline) | _ask(asked, deadline)
-    return [came.get(part, part) for part in parts]
+    return [_read(part, came) for part in parts]
 
 
 async def fetch_answers_async(parts: Sequence[Any], timeout: float | None = None) -> list[Any]:
@@ -161,7 +171,12 @@ async def fetch_answers_async(parts: Sequence[Any], timeout: float | None = None
     came = await arriving.wait_async(deadline)
     if asked:
         came |= await asyncio.to_thread(_ask, asked, deadline)
-    return [came.get(part, part) for part in parts]
+    return [_read(part, came) for part in parts]
+
+
+def _read(part: Any, came: Mapping[Any, Any]) -> Any:
+    value = came.get(part, part)
+    return part.read(value) if isinstance(part, AnswerPart) else value
 
 
 def _told_apart(parts: Sequence[Any]) -> tuple[list[AnswerPart], list[Any]]:

@@ -11,6 +11,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from verl_dispatch.planning.collectors import BatchCollector
 from verl_dispatch.planning.options import CallOptions
 from verl_dispatch.planning.plan import CallPlan, RankCall
 from verl_dispatch.workers.roles import roles_of
+from verl_protocol.columns.travel import MOST_OBJECTS
 
 from verl_ray.calls.call import RayCall, unread_behind
 from verl_ray.calls.futures import learn_row_counts
@@ -163,7 +165,7 @@ class Executor:
         self._label = user_class.__name__
         self._routes = {route.method: route for route in routes_of(user_class) if route.role == role}
         self._direct = DirectPaths(worker_set, user_class, role)
-        self._remotes: dict[tuple[str, bool, str | None], list[Any]] = {}
+        self._remotes: dict[tuple[str, int, str | None], list[Any]] = {}
         self._generation = -1
 
     def send(self, plan: CallPlan, options: CallOptions) -> RayCall:
@@ -172,16 +174,20 @@ class Executor:
         handed_on = options.blocking is False
         transport = self._direct.open(plan.method) if handed_on else None
         counts_rows = handed_on and isinstance(plan.collect, BatchCollector)
+        # A list of references is for `ray.get`, which knows nothing of columns that lie elsewhere.
+        remote = plan.remote and transport is None and (counts_rows or not handed_on)
         # Ray takes one return value with a direct transport, so there a second call counts the rows.
-        with_rows = counts_rows and transport is None
+        with_rows = counts_rows and transport is None and not remote
+        num_returns = 1 + MOST_OBJECTS if remote else 2 if with_rows else 1
         route, arguments = self._routes.get(plan.method), Arguments(plan.calls)
         if options.blocking and options.timeout_s is None and route is not None and route.materializes:
             # For a caller who waits anyway: who knows the counts sends less, and spares the workers to ask.
             for future in arguments.futures:
                 learn_row_counts(future)
+        asked = Answer("many" if handed_on else "one", with_rows, transport=transport, remote=remote)
         # All are packed before any is sent: what cannot be packed shall reach no rank.
-        given = self._packed(plan, arguments, partial(_answer, plan, handed_on, with_rows, transport))
-        remotes = self._remotes_of(plan.method, with_rows, transport)
+        given = self._packed(plan, arguments, partial(_answer, plan, asked))
+        remotes = self._remotes_of(plan.method, num_returns, transport)
         sent = RayCall(
             self._worker_set,
             plan,
@@ -193,10 +199,14 @@ class Executor:
         with self._worker_set.sending:
             for call, message in zip(plan.calls, given, strict=True):
                 ref = remotes[call.rank].remote(*message)
+                if remote:
+                    sent.refs[call.rank], *sent.objects[call.rank] = ref
+                    continue
                 sent.refs[call.rank], rows_ref = ref if with_rows else (ref, None)
                 if counts_rows and not with_rows:
                     rows_ref = self._worker_set.handles[call.rank].__ray_call__.remote(count_rows, ref)
-                sent.rows_refs[call.rank] = rows_ref
+                if counts_rows:
+                    sent.rows_refs[call.rank] = rows_ref
         return sent
 
     def _packed(
@@ -228,21 +238,21 @@ class Executor:
             return call
         return RankCall(call.rank, (self._role, method, *call.args), call.kwargs)
 
-    def _remotes_of(self, method: str, with_rows: bool, transport: str | None) -> list[Any]:
+    def _remotes_of(self, method: str, num_returns: int, transport: str | None) -> list[Any]:
         """The method of each rank's handle; made once per generation, as that costs as much as the call."""
         if self._generation != self._worker_set.generation:
             self._generation, self._remotes = self._worker_set.generation, {}
-        found = self._remotes.get((method, with_rows, transport))
+        found = self._remotes.get((method, num_returns, transport))
         if found is None:
             runner = self._routes[method].runner if method in self._routes else ANY_METHOD
             options: dict[str, Any] = {
                 "name": f"{self._label}.{method}",
-                "num_returns": 2 if with_rows else 1,
+                "num_returns": num_returns,
             }
             if transport is not None:
                 options["tensor_transport"] = transport
             found = [getattr(handle, runner).options(**options) for handle in self._worker_set.handles]
-            self._remotes[method, with_rows, transport] = found
+            self._remotes[method, num_returns, transport] = found
         return found
 
 
@@ -250,10 +260,7 @@ def _same_arguments(call: RankCall, other: RankCall) -> bool:
     return call.args is other.args and call.kwargs is other.kwargs
 
 
-def _answer(
-    plan: CallPlan, handed_on: bool, with_rows: bool, transport: str | None, call: RankCall
-) -> Answer:
+def _answer(plan: CallPlan, asked: Answer, call: RankCall) -> Answer:
     dropped = not plan.fetches_all and call.rank not in plan.fetched_ranks
-    if not (handed_on or dropped or plan.read_only):
-        return ONE_READER
-    return Answer("many" if handed_on else "one", with_rows, dropped, plan.read_only, transport)
+    answer = replace(asked, dropped=dropped, guarded=plan.read_only)
+    return ONE_READER if answer == ONE_READER else answer

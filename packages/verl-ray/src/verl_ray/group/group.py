@@ -13,7 +13,7 @@ from verl_dispatch.methods.static import GroupWorker
 from verl_dispatch.planning.options import CallOptions
 from verl_dispatch.planning.plan import CallPlan
 from verl_dispatch.workers.roles import roles_of
-from verl_protocol.arguments import seconds
+from verl_protocol.arguments import flag, seconds
 
 from verl_ray.calls.call import RayCall
 from verl_ray.calls.stale import refuse_retired
@@ -23,6 +23,7 @@ from verl_ray.group.executor import Executor
 from verl_ray.group.setup import GroupRequest, hire, random_prefix
 from verl_ray.group.worker_set import Death, Watch, WorkerSet
 from verl_ray.pools.pool import RayResourcePool
+from verl_ray.wire.store import RAY_STORE
 from verl_ray.worker.actor import RayClassWithInitArgs
 from verl_ray.worker.rendezvous import RendezvousRequest
 
@@ -124,6 +125,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         worker_nsight_options: Mapping[str, Any] | None = None,
         wait: bool = True,
         on_restart: Callable[[Any], object] | None = None,
+        remote: bool = False,
         **unknown: Never,
     ) -> None:
         for name in unknown:
@@ -134,6 +136,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         self._registered_methods(ray_cls_with_init.user_class)
         self._keeps_order = not ray_cls_with_init.interleaves()
         self.name_prefix = name_prefix or random_prefix()
+        self.answers_stay_remote = flag("remote", remote)
         self.is_detached, self._on_restart = bool(detached), on_restart
         self._template: RayClassWithInitArgs[Any] = ray_cls_with_init
         limit = seconds("ray_wait_register_center_timeout", ray_wait_register_center_timeout, above_zero=True)
@@ -181,6 +184,9 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         self._bind_worker_method(user_class if role is None else roles_of(user_class)[role])
 
     # --- what the base asks of a backend -------------------------------------------------------------------
+
+    def _store(self) -> Any:
+        return RAY_STORE
 
     def _send(self, plan: CallPlan, options: CallOptions) -> RayCall:
         refuse_retired(plan.calls)
@@ -271,6 +277,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         view.resource_pool, view.name_prefix = self.resource_pool, self.name_prefix
         view.is_detached, view._on_restart = self.is_detached, None
         view._template, view._role = self._template, role
+        view.answers_stay_remote = self.answers_stay_remote
         view._adopt(self._worker_set, self._template.user_class, role)
         return view
 

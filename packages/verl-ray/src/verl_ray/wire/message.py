@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import ray
 from verl_dispatch.planning.parts import FuturePart, PaddedPart
 from verl_protocol import DataProtoFuture
+from verl_protocol.columns.travel import MOST_OBJECTS
+from verl_protocol.futures.any_batch import is_proto
 from verl_protocol.wire import check_unwritten, pack
 
 from verl_ray.wire.sealed import Sealed, SealedFuture, opened, opened_batch
@@ -81,6 +83,7 @@ class Answer:
         dropped: nobody reads it; only that the call ended, and how, is of interest.
         guarded: the arguments are shared read-only; a write into one is an error.
         transport: the direct transport by which the tensors travel, if any.
+        remote: large columns of a batch come as values of their own, after the batch that names them.
     """
 
     readers: Readers = "one"
@@ -88,6 +91,7 @@ class Answer:
     dropped: bool = False
     guarded: bool = False
     transport: str | None = None
+    remote: bool = False
 
 
 ONE_READER = Answer()
@@ -153,17 +157,32 @@ def map_within(value: Any, change: Callable[[Any], Any]) -> Any:
 def prepare_answer(value: Any, answer: Answer) -> Any:
     """The value as Ray shall carry it; with its rows beside it where they are asked for."""
     if answer.dropped:
-        return (None, None) if answer.with_rows else None
+        num_values = 2 if answer.with_rows else 1 + MOST_OBJECTS if answer.remote else 1
+        return None if num_values == 1 else (None,) * num_values
     if answer.transport is not None:
         from verl_ray.wire.direct import DirectAnswer
 
         return DirectAnswer(value, answer.transport)
+    if answer.remote:
+        return _set_apart(value)
     if answer.with_rows:
         return Sealed(value), _num_rows(value)
     if answer.readers == "one":
         # The caller hears of it on a thread that must not open it.
         return value if is_scalar(value) else Sealed(value)
     return packed(value, answer.readers)
+
+
+def _set_apart(value: Any) -> tuple[Any, ...]:
+    """The value without its large columns, and these as `MOST_OBJECTS` objects; unused ones are None."""
+    rest: Any = value
+    objects: list[dict[str, Any]] = []
+    if is_proto(value):
+        from verl_protocol.batch.apart import set_apart
+
+        rest, objects = set_apart(value)
+    unused = [None] * (MOST_OBJECTS - len(objects))
+    return (Sealed(rest), *(packed(columns, "one") for columns in objects), *unused)
 
 
 def count_rows(worker: Any, value: Any) -> int:
@@ -197,7 +216,7 @@ def packed(value: Any, readers: Readers) -> Any:
     """A form of the value that ships every tensor as one out-of-band buffer and unpickles to the value."""
     if is_scalar(value):
         return value
-    return pack(value, readers=readers, pickler=ray.cloudpickle.CloudPickler)
+    return pack(value, readers=readers, pickler=ray.cloudpickle.CloudPickler, references=True)
 
 
 def _num_rows(value: Any) -> int:
