@@ -15,6 +15,7 @@ import numpy as np
 import ray
 from verl_protocol import DataProtoFuture
 from verl_protocol.columns.walk import leaves
+from verl_protocol.columns.travel import references_travel
 from verl_protocol.futures.any_batch import num_rows_of
 from verl_protocol.futures.parts import PartSpan
 from verl_protocol.kinds import is_tensor
@@ -38,7 +39,8 @@ class Sealed:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled here and not before, so that references inside count for the pickle around.
-        data, buffers = dumps(self._value, pickler=ray.cloudpickle.CloudPickler)
+        with references_travel():
+            data, buffers = dumps(self._value, pickler=ray.cloudpickle.CloudPickler)
         return Payload, (pickle.PickleBuffer(data) if len(data) > _LARGE_BYTES else data, buffers)
 
 
