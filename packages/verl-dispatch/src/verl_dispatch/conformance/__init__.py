@@ -22,6 +22,7 @@ from verl_dispatch.conformance.binding import TestBinding, TestColocation
 from verl_dispatch.conformance.calls import TestCalls, TestOrder
 from verl_dispatch.conformance.failures import TestFailures, TestLifecycle
 from verl_dispatch.conformance.modes import TestArguments, TestModes
+from verl_dispatch.conformance.remote import TestRemote
 from verl_dispatch.conformance.rows import TestMeshes, TestRows
 from verl_dispatch.conformance.values import TestFutures, TestIsolation
 
@@ -39,6 +40,7 @@ __all__ = [
     "TestMeshes",
     "TestModes",
     "TestOrder",
+    "TestRemote",
     "TestRows",
     "groups",
 ]

@@ -59,6 +59,10 @@ BROKEN_MESHES = {
 }
 
 
+WIDTH = 40_000
+"""Entries in a row of a wide column: a few rows of it are worth a place in a store."""
+
+
 class ModesWorker(Worker):
     """Says what reached it, in every mode."""
 
@@ -144,6 +148,27 @@ class ModesWorker(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def twice(self, data: DataProto) -> DataProto:
         return data.repeat(2, interleave=True)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def widened(self, data: DataProto) -> DataProto:
+        """The ids, and a column of them so wide that it may stay where it is made."""
+        wide = data.tensor("i")[:, None].repeat(1, WIDTH)
+        return DataProto.from_dict({"i": data.tensor("i"), "wide": wide}, meta_info=dict(data.meta_info))
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def narrowed(self, data: DataProto) -> DataProto:
+        """The first and the last entry of each row of the wide column, after a write into it."""
+        remote = np.array([",".join(data.remote_keys)] * len(data), dtype=object)
+        wide = data.batch["wide"]
+        found = DataProto.from_dict(
+            {"i": wide[:, 0].clone(), "last": wide[:, -1].clone()}, {"remote": remote}
+        )
+        wide.fill_(-1)
+        return found
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("pairs"))
+    def narrowed_over_pairs(self, data: DataProto) -> Any:
+        return self._marked(DataProto.from_dict({"i": data.tensor("wide")[:, 0].clone()}))
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def summary(self, data: DataProto) -> DataProto:
