@@ -114,7 +114,8 @@ def _assembled(
         for place in range(len(model.pieces))
     ]
     whole = parts[0] if len(parts) == 1 else ops.concat_all(parts)
-    taken = ops.take_all(whole, model.rows)
+    rows = model.rows if isinstance(model.rows, range) else torch.from_numpy(model.rows)
+    taken = ops.take_all(whole, rows)
     is_view = len(parts) == 1 and isinstance(model.rows, range)
     made = ops.concat_all([taken]) if is_view else taken
     for key, column in made.items():

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from verl_protocol.columns.index import RowIndex
 from verl_protocol.columns.jagged import ragged_dim
@@ -123,8 +125,11 @@ class Piece:
         return self.store is other.store and self.key == other.key and bool(self.ref == other.ref)
 
 
-RowMap: TypeAlias = RowIndex
-"""Rows of all pieces, counted through: a range, or an int64 tensor."""
+RowMap: TypeAlias = "range | NDArray[np.int64]"
+"""Rows of all pieces, counted through.
+
+Kept by numpy: on a busy machine torch's threads wait for each other longer than all of this takes.
+"""
 
 
 class RemoteColumn:
@@ -199,22 +204,25 @@ class RemoteColumn:
 
     def repeat(self, times: int, interleave: bool) -> RemoteColumn:
         """Every row `times` times: `a a b b` (interleave) or `a b a b`."""
-        rows = _as_tensor(self.rows)
-        repeated = rows.repeat_interleave(times) if interleave else rows.repeat(times)
-        return RemoteColumn(self.form, self.pieces, repeated)
+        rows = np.asarray(self.rows, np.int64)
+        return RemoteColumn(
+            self.form, self.pieces, rows.repeat(times) if interleave else np.tile(rows, times)
+        )
 
     def trimmed(self) -> RemoteColumn:
         """The same rows with only those pieces that they lie in, which is all that a reader has to know."""
-        ends = np.cumsum([0, *(piece.num_rows for piece in self.pieces)])
-        rows = _as_tensor(self.rows)
-        owner = torch.bucketize(rows, torch.from_numpy(ends[1:]), right=True)
-        used = np.unique(owner.numpy()).tolist()
+        starts = _starts_of(self.pieces)
+        used = _owners(self.rows, starts)
         if len(used) == len(self.pieces):
             return self
-        starts = np.cumsum([0, *(self.pieces[place].num_rows for place in used)])
-        moved = torch.zeros(len(self.pieces), dtype=torch.int64)
-        moved[used] = torch.from_numpy(starts[:-1] - ends[:-1][used])
-        return RemoteColumn(self.form, [self.pieces[place] for place in used], _as_range(rows + moved[owner]))
+        kept = [self.pieces[place] for place in used]
+        if isinstance(self.rows, range) and self.rows.step == 1:
+            # What lies between two pieces that are used is used, or has no rows.
+            shift = starts[used[0]] if used else 0
+            return RemoteColumn(self.form, kept, range(self.rows.start - shift, self.rows.stop - shift))
+        shifts = np.zeros(len(self.pieces), np.int64)
+        shifts[used] = np.asarray(_starts_of(kept)[:-1]) - np.asarray(starts)[used]
+        return RemoteColumn(self.form, kept, _shifted(self.rows, starts, shifts))
 
     def to(self, device: torch.device) -> RemoteColumn:
         """The same rows, to be read onto a device."""
@@ -253,15 +261,57 @@ def concat_remote(columns: Sequence[Any]) -> RemoteColumn:
     """The rows of all columns, one after the other; columns that are here become pieces of their own."""
     parts = [column if isinstance(column, RemoteColumn) else _here(column) for column in columns]
     pieces: list[Piece] = []
-    maps: list[torch.Tensor] = []
-    for part in parts:
-        places = torch.tensor([_place_of(piece, pieces) for piece in part.pieces], dtype=torch.int64)
-        starts = torch.from_numpy(np.cumsum([0, *(piece.num_rows for piece in pieces)]))[:-1]
-        ends = torch.from_numpy(np.cumsum([0, *(piece.num_rows for piece in part.pieces)]))
-        rows = _as_tensor(part.rows)
-        owner = torch.bucketize(rows, ends[1:], right=True)
-        maps.append(rows + (starts[places] - ends[:-1])[owner] if len(rows) else rows)
-    return RemoteColumn(parts[0].form, pieces, _as_range(torch.cat(maps)))
+    places = [[_place_of(piece, pieces) for piece in part.pieces] for part in parts]
+    starts = _starts_of(pieces)
+    maps = [_moved(part, where, starts) for part, where in zip(parts, places, strict=True)]
+    return RemoteColumn(parts[0].form, pieces, _joined(maps))
+
+
+def _moved(part: RemoteColumn, places: Sequence[int], starts: Sequence[int]) -> RowMap:
+    """The row map of a part whose pieces stand at these places of a longer list, which begin at `starts`."""
+    before = _starts_of(part.pieces)
+    shifts = [starts[place] - start for place, start in zip(places, before, strict=False)]
+    rows = part.rows
+    if not len(rows):
+        return range(0)
+    if isinstance(rows, range) and len({shifts[place] for place in _owners(rows, before)}) == 1:
+        shift = shifts[_owners(rows, before)[0]]
+        return range(rows.start + shift, rows.stop + shift, rows.step)
+    return _shifted(rows, before, np.asarray(shifts, np.int64))
+
+
+def _joined(maps: Sequence[RowMap]) -> RowMap:
+    """One map after the other; ranges that go on where the last one ended stay one."""
+    filled = [rows for rows in maps if len(rows)] or [range(0)]
+    first, last = filled[0], filled[-1]
+    if all(isinstance(rows, range) and rows.step == 1 for rows in filled) and all(
+        one[-1] + 1 == other[0] for one, other in pairwise(filled)
+    ):
+        return range(int(first[0]), int(last[-1]) + 1) if len(first) else range(0)
+    return np.concatenate([np.asarray(rows, np.int64) for rows in filled])
+
+
+def _starts_of(pieces: Sequence[Piece]) -> list[int]:
+    """Where each piece begins among the rows of all, and where the last one ends."""
+    return list(accumulate((piece.num_rows for piece in pieces), initial=0))
+
+
+def _owners(rows: RowMap, starts: Sequence[int]) -> list[int]:
+    """The places of the pieces that these rows lie in, in order."""
+    if isinstance(rows, range) and rows.step == 1:
+        spans = enumerate(pairwise(starts))
+        return [place for place, (first, end) in spans if max(first, rows.start) < min(end, rows.stop)]
+    found: list[int] = np.unique(_owner_of_each(rows, starts)).tolist()
+    return found
+
+
+def _owner_of_each(rows: RowMap, starts: Sequence[int]) -> NDArray[np.int64]:
+    return np.searchsorted(np.asarray(starts[1:]), np.asarray(rows, np.int64), side="right")
+
+
+def _shifted(rows: RowMap, starts: Sequence[int], shifts: NDArray[np.int64]) -> RowMap:
+    """The rows, each moved as far as the piece that it lies in."""
+    return np.asarray(rows, np.int64) + shifts[_owner_of_each(rows, starts)]
 
 
 def _here(column: Any) -> RemoteColumn:
@@ -281,40 +331,19 @@ def _place_of(piece: Piece, pieces: list[Piece]) -> int:
 
 def _compose(rows: RowMap, index: RowIndex) -> RowMap:
     """The rows of `rows` that `index` names."""
-    if isinstance(rows, range):
-        if isinstance(index, range):
-            return range(
-                rows.start + index.start * rows.step,
-                rows.start + index.stop * rows.step,
-                rows.step * index.step,
-            )
-        return rows.start + index * rows.step
-    if isinstance(index, range):
-        return rows[index.start : index.stop] if index.step == 1 else rows[_as_tensor(index)]
-    return rows[index]
-
-
-def _as_tensor(rows: RowMap) -> torch.Tensor:
-    if not isinstance(rows, range):
-        return rows
-    # An empty range may count away from its end, which torch refuses.
-    return torch.arange(rows.start, rows.stop, rows.step) if len(rows) else torch.empty(0, dtype=torch.int64)
-
-
-def _as_range(rows: torch.Tensor) -> RowMap:
-    """The rows as a range, if they count up one by one: such a map is a view of what is read."""
-    if not len(rows):
-        return range(0)
-    start = int(rows[0])
-    counted = torch.arange(start, start + len(rows))
-    return range(start, start + len(rows)) if torch.equal(rows, counted) else rows
+    if isinstance(rows, range) and isinstance(index, range):
+        start, stop = (rows.start + end * rows.step for end in (index.start, index.stop))
+        return range(start, stop, rows.step * index.step)
+    picked = np.asarray(index, np.int64) if isinstance(index, range) else index.numpy()
+    composed: NDArray[np.int64] = rows.start + picked * rows.step if isinstance(rows, range) else rows[picked]
+    return composed
 
 
 def same_rows(first: RowMap, second: RowMap) -> bool:
     """Whether both name the same rows in the same order."""
     if isinstance(first, range) and isinstance(second, range):
         return first == second
-    return len(first) == len(second) and torch.equal(_as_tensor(first), _as_tensor(second))
+    return first is second or np.array_equal(np.asarray(first), np.asarray(second))
 
 
 def _version_of(column: Any) -> int:
