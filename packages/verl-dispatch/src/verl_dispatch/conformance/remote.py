@@ -8,9 +8,8 @@ import pytest
 import torch
 from verl_protocol import DataProto
 
-from verl_dispatch.conformance.backend import Backend, GroupCache, end
-from verl_dispatch.conformance.backend import batch, ids_of, ranks_of
-from verl_dispatch.conformance.workers import WIDTH, ModesWorker
+from verl_dispatch.conformance.backend import Backend, GroupCache, batch, end, ranks_of
+from verl_dispatch.conformance.workers import WIDTH, ModesWorker, ids_of
 
 
 def wide_batch(num_rows: int, **options: Any) -> DataProto:
