@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -79,7 +80,7 @@ def test_it_outlives_the_workers_that_made_it(group: Any) -> None:
 
 def test_what_is_lost_is_named_with_its_maker(group: Any) -> None:
     data = group.make(ids())
-    internal: Any = ray._private.internal_api
+    internal: Any = importlib.import_module("ray._private.internal_api")
     internal.free([piece.ref for piece in pieces_of(data)])
     with pytest.raises(
         ColumnsLost, match=r"wide are no longer there.*rank 0 of group 'makers'.*'make'"
