@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import ray
 import torch
 from verl_dispatch import Dispatch, Worker, register
 from verl_protocol import DataProto
+from verl_protocol.columns.remote import RemoteColumn
 from verl_protocol.errors import ColumnsLost
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
@@ -31,7 +32,7 @@ class Maker(Worker):
 
 
 @pytest.fixture(scope="module")
-def group() -> Iterator[Any]:
+def group(running_ray: None) -> Iterator[Any]:
     with (
         RayResourcePool([2], use_gpu=False) as pool,
         RayWorkerGroup(pool, RayClassWithInitArgs(Maker), name_prefix="makers") as made,
@@ -43,8 +44,9 @@ def ids() -> DataProto:
     return DataProto.from_dict({"i": torch.arange(ROWS)})
 
 
-def pieces_of(data: DataProto) -> list[Any]:
-    return list(data._held()["wide"].pieces)
+@ray.remote(num_cpus=0)
+def never_made() -> None:
+    raise RuntimeError("the rows were not made")
 
 
 def stored_bytes() -> float:
@@ -80,8 +82,9 @@ def test_it_outlives_the_workers_that_made_it(group: Any) -> None:
 
 def test_what_is_lost_is_named_with_its_maker(group: Any) -> None:
     data = group.make(ids())
-    internal: Any = importlib.import_module("ray._private.internal_api")
-    internal.free([piece.ref for piece in pieces_of(data)])
+    column: Any = data._held()["wide"]
+    gone = [replace(piece, ref=never_made.remote()) for piece in column.pieces]
+    data._set_columns({**data._held(), "wide": RemoteColumn(column.form, gone)}, ROWS, None)
     with pytest.raises(
         ColumnsLost, match=r"wide are no longer there.*rank 0 of group 'makers'.*'make'"
     ) as caught:

@@ -556,8 +556,8 @@ def _note_whole_lists(
         if isinstance(value, (list, tuple)) and len(value) == world_size:
             error.add_note(
                 f"every worker got the whole of {label}, a {type(value).__name__} with one entry for each of "
-                f"the {world_size} workers: execute_all gives everyone the same arguments; to give each worker "
-                "its own entry register the method with Dispatch.ALL_TO_ALL and call group.method(...)"
+                f"the {world_size} workers: execute_all gives everyone the same arguments; to give each "
+                "worker its own entry register the method with Dispatch.ALL_TO_ALL and call group.method(...)"
             )
 
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 import ray
 from verl_protocol import DataProtoFuture
-from verl_protocol.columns.walk import leaves
 from verl_protocol.columns.travel import references_travel
+from verl_protocol.columns.walk import leaves
 from verl_protocol.futures.any_batch import num_rows_of
 from verl_protocol.futures.parts import PartSpan
 from verl_protocol.kinds import is_tensor
