@@ -80,3 +80,33 @@ def test_program_runs_and_prints_what_the_page_says(program: Program, tmp_path: 
 def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def rooms_of(package: str) -> set[str]:
+    """The files of a package that docs/architecture.md names, by their paths."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    section = re.split(r"^##+ ", page.split(f"### {package}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    named, room = set(), ""
+    for row in re.findall(r"^\|(.*)\|$", section, re.MULTILINE)[2:]:
+        first, files = row.split("|")[:2]
+        # A file that stands in no room follows an empty cell at the top, or after the last room.
+        room = first.strip() or room
+        for file in re.findall(r"`(\w+\.py)`", files):
+            places = [f"{room}/{file}", file] if room else [file]
+            named.add(next((place for place in places if (sources(package) / place).exists()), places[0]))
+    return named
+
+
+def sources(package: str) -> Path:
+    return ROOT / "packages" / package.replace("_", "-") / "src" / package
+
+
+@pytest.mark.parametrize("package", ["verl_protocol", "verl_dispatch", "verl_ray"])
+def test_the_architecture_names_every_file_in_its_room(package: str) -> None:
+    there = {str(path.relative_to(sources(package))) for path in sources(package).rglob("*.py")}
+    needed = {
+        path for path in there if not path.startswith("conformance/") and not path.endswith("__init__.py")
+    }
+    named = rooms_of(package)
+    assert needed - named == set()
+    assert named - there == set()
