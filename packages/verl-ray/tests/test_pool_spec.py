@@ -71,7 +71,7 @@ def test_an_accelerator_that_ray_cannot_share_has_one_share() -> None:
         ({"max_colocate_count": 0}, "max_colocate_count must be .* got 0"),
         ({"max_colocate_count": True}, "max_colocate_count must be .* got True"),
         ({"max_colocate_count": 10_001}, "1 to 10000"),
-        ({"timeout_s": 0}, "timeout_s is 0"),
+        ({"timeout_s": 0}, "timeout_s must be a number of seconds above 0"),
         ({"cpus_per_worker": -1}, "cpus_per_worker is -1"),
         ({"use_gpu": False, "accelerator": "NPU"}, "no accelerator beside use_gpu=False"),
         ({"accelerator": "CPU"}, "use_gpu=False"),

@@ -17,7 +17,7 @@ from verl_dispatch.methods.registered import registered_methods
 from verl_dispatch.planning.plan import RankCall
 from verl_dispatch.workers.rank import RankInfo
 from verl_protocol import DataProto, DataProtoFuture
-from verl_ray import RayClassWithInitArgs, errors
+from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, errors
 from verl_ray.calls.packing import Packer, is_worth_storing
 from verl_ray.wire.message import ONE_READER, Answer, Slot, open_message, prepare_answer
 from verl_ray.worker.actor import ANY_METHOD, create_colocated_worker_cls, derive_actor_class, routes_of
@@ -227,3 +227,10 @@ def test_importing_the_package_imports_no_tensordict() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("limit", [-1, 0, float("nan"), "soon", True])
+def test_a_time_limit_of_a_start_that_is_none_is_named(limit: Any) -> None:
+    pool = RayResourcePool([1], use_gpu=False)
+    with pytest.raises((TypeError, ValueError), match=r"^ray_wait_register_center_timeout must be a number"):
+        RayWorkerGroup(pool, RayClassWithInitArgs(Sample, "x"), ray_wait_register_center_timeout=limit)

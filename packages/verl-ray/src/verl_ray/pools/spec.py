@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from verl_protocol.arguments import whole_number
+from verl_protocol.arguments import seconds, whole_number
 from verl_protocol.errors import InvalidValueError
 
 from verl_ray.pools.devices import Accelerator, accelerator_named, resource_of_device, worker_demand
@@ -60,7 +60,7 @@ class PoolSpec:
         """
         named = _checked_accelerator(use_gpu, accelerator)
         shares = _checked_shares(max_colocate_count, default_shares, named)
-        _check_timeout(timeout_s)
+        seconds("timeout_s", timeout_s, above_zero=True)
         return cls(
             accelerator=named,
             shares=shares,
@@ -134,11 +134,6 @@ class PoolSpec:
         return ", ".join(
             f"{name}: {mine!r} and {theirs!r}" for name, (mine, theirs) in pairs.items() if mine != theirs
         )
-
-
-def _check_timeout(timeout_s: float | None) -> None:
-    if timeout_s is not None and (isinstance(timeout_s, bool) or not timeout_s > 0):
-        raise InvalidValueError(f"timeout_s is {timeout_s!r}, expected a number of seconds greater than 0")
 
 
 def _checked_accelerator(use_gpu: bool, accelerator: str | None) -> str | None:
