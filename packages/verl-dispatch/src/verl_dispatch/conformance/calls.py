@@ -139,6 +139,16 @@ class TestCalls:
         assert time.monotonic() - started < 1.2
         assert made[0].result(60) == [0, 1, 2, 3]
 
+    def test_ctrl_c_ends_an_await_at_once(self, group: Any, slow: None) -> None:
+        future = group.sleep.submit(1.5)
+        started = time.monotonic()
+        timer = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(_await(future))
+        assert time.monotonic() - started < 1.2
+        assert future.result(60) == [0, 1, 2, 3]
+
     def test_groups_end_with_an_async_block(self, backend: Backend) -> None:
         async def main() -> Any:
             async with backend.make_group(PlainWorker, 1) as group:
