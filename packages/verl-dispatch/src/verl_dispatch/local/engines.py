@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from queue import SimpleQueue
 from types import CoroutineType
-from typing import Any
+from typing import Any, TypeAlias
 
 from verl_protocol.wire.guard import check_unwritten, watch
 
@@ -27,7 +27,211 @@ from verl_dispatch.workers.site import WorkerSite, building, enter_site, leave_s
 __all__ = ["LocalRank", "RankEnvironment", "ReadOnlyCopies", "ThreadEngine", "TurnEngine"]
 
 
-# --- One worker of an in-process group: the user's object, where it stands, and how a call runs on it -----
+Run: TypeAlias = "Callable[[LocalRank, RankCall], Any]"
+"""What a rank does with its part of a call: build its worker, or run a method."""
+
+
+# --- Ranks that take turns in the caller's thread, with torchrun's variables set while each runs --------
+
+
+_REASON = (
+    "the ranks of this in-process group run one after the other; "
+    "make the group with concurrent=True to give each rank a thread"
+)
+
+# Ends of a method. All else, such as Ctrl-C, is meant for the program in whose thread the method runs.
+_FAILURES = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
+
+
+class TurnEngine:
+    """Runs every rank of a call before it returns; while a rank runs, the environment is that of the rank."""
+
+    def __init__(self, infos: Sequence[RankInfo]) -> None:
+        self._ranks = [LocalRank(info, _lonely, sets_environment=True) for info in infos]
+        self._environment = RankEnvironment(infos)
+
+    def workers(self) -> list[Any]:
+        """The users' objects, in rank order."""
+        return [rank.worker for rank in self._ranks]
+
+    def start(self, call: LocalCall, run: Run) -> None:
+        """Have every rank of the plan run its part, to the end."""
+        show, clock, limit_s = self._environment.show, time.perf_counter, call.deadline.limit
+        saved = self._environment.enter()
+        try:
+            for each in call.plan.calls:
+                show(each.rank)
+                started = clock()
+                try:
+                    value = run(self._ranks[each.rank], each)
+                except _FAILURES as error:
+                    call.failed(each.rank, error)
+                    continue
+                # The wait for the ranks before it is not this rank's time.
+                call.seconds[each.rank] = spent = clock() - started
+                if limit_s is not None and spent > limit_s:
+                    call.overdue.append(each.rank)
+                call.answered(each.rank, value)
+        finally:
+            self._environment.leave(saved)
+
+    def close(self, reason: str) -> None:
+        """Drop the workers."""
+        for rank in self._ranks:
+            rank.close()
+
+
+def _lonely(info: RankInfo) -> ProcessGroup:
+    return LonelyProcessGroup(info.rank, info.world_size, _REASON)
+
+
+_lock = threading.Lock()
+_depth = 0
+_before_all: dict[str, str] = {}
+
+
+class RankEnvironment:
+    """The variables of all ranks of one group, shown one rank after the other."""
+
+    def __init__(self, infos: Sequence[RankInfo]) -> None:
+        self._per_rank = [info.environment() for info in infos]
+        self._names = tuple(self._per_rank[0])
+
+    def enter(self) -> dict[str, str]:
+        """Remember what is there; `show(rank)` sets a rank's variables, `leave` puts back what was before."""
+        global _depth, _before_all
+        with _lock:
+            saved = {name: os.environ[name] for name in self._names if name in os.environ}
+            if _depth == 0:
+                _before_all = saved
+            _depth += 1
+        return saved
+
+    def show(self, rank: int) -> None:
+        """Set a rank's variables."""
+        os.environ.update(self._per_rank[rank])
+
+    def leave(self, saved: Mapping[str, str]) -> None:
+        """Undo `enter` and every `show` since: the last of several threads, those of all threads."""
+        global _depth
+        with _lock:
+            _depth -= 1
+            before = _before_all if _depth == 0 else saved
+            for name in self._names:
+                try:
+                    del os.environ[name]
+                except KeyError:
+                    # A worker has dropped it itself.
+                    continue
+            os.environ.update(before)
+
+
+# --- Ranks that have a thread each, and can meet --------------------------------------------------------
+
+
+_JOIN_S = 1.0
+
+Job: TypeAlias = "tuple[LocalCall, RankCall, Rendezvous, Run]"
+
+
+class ThreadEngine:
+    """Hands calls to the ranks' threads and returns at once; each rank takes its calls in order."""
+
+    def __init__(self, infos: Sequence[RankInfo], name: str) -> None:
+        self._threads = [RankThread(info, name) for info in infos]
+        # Calls that wait or run are kept by the ranks; those that are done leave by themselves.
+        self._open: weakref.WeakSet[LocalCall] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._closed: str | None = None
+
+    def workers(self) -> list[Any]:
+        """The users' objects, in rank order."""
+        return [thread.rank.worker for thread in self._threads]
+
+    def start(self, call: LocalCall, run: Run) -> None:
+        """Have every rank of the plan run its part, after what it was given before."""
+        rendezvous = Rendezvous(len(self._threads), call.plan.method, call.plan.called_ranks)
+        # All ranks take the calls of several senders in one order, or two calls could wait for each other.
+        with self._lock:
+            if self._closed is None:
+                self._open.add(call)
+                for each in call.plan.calls:
+                    self._threads[each.rank].put((call, each, rendezvous, run))
+                return
+        call.cut_off(self._closed)
+
+    def close(self, reason: str) -> None:
+        """Answer every open call with a failure, end the waits of the ranks and their threads."""
+        with self._lock:
+            self._closed = self._closed or reason
+            open_calls = list(self._open)
+        for thread in self._threads:
+            thread.stop(reason)
+        deadline = time.monotonic() + _JOIN_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        for call in open_calls:
+            call.cut_off(reason)
+
+
+class RankThread:
+    """One rank and the thread that everything of it runs in."""
+
+    def __init__(self, info: RankInfo, name: str) -> None:
+        self._seat = Seat()
+        self.rank = LocalRank(info, self._process_group, sets_environment=False)
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._current: Job | None = None
+        self._stopped: str | None = None
+        # A rank that never comes back must not keep the program from ending.
+        self._thread = threading.Thread(target=self._work, name=f"{name}-rank-{info.rank}", daemon=True)
+        self._thread.start()
+
+    def _process_group(self, info: RankInfo) -> ProcessGroup:
+        return ThreadProcessGroup(info.rank, info.world_size, self._seat)
+
+    def put(self, job: Job) -> None:
+        """Run a job after those put before it."""
+        self._jobs.put(job)
+
+    def stop(self, reason: str) -> None:
+        """Fail the job that runs and those that wait, and end the thread as soon as it is free."""
+        self._stopped = reason
+        current = self._current
+        if current is not None:
+            current[2].abort(reason)
+        self._jobs.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread, unless it is the one that asks."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._current = job
+            self._do(*job)
+            self._current = None
+            del job
+        self.rank.close()
+
+    def _do(self, call: LocalCall, each: RankCall, rendezvous: Rendezvous, run: Run) -> None:
+        self._seat.rendezvous = rendezvous
+        try:
+            if self._stopped is not None:
+                raise RuntimeError(self._stopped)
+            value = run(self.rank, each)
+        except BaseException as error:
+            self._seat.rendezvous = None
+            rendezvous.leave(each.rank, error)
+            call.failed(each.rank, error)
+        else:
+            self._seat.rendezvous = None
+            rendezvous.leave(each.rank)
+            call.answered(each.rank, value)
+
+
+# --- One rank: the user's object, where it stands, and how a call runs on it ----------------------------
 
 
 class ReadOnlyCopies:
@@ -145,207 +349,3 @@ def _in_a_thread(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any,
     if raised.is_set():
         raise outcome[0]
     return outcome[0]
-
-
-# --- torchrun's variables for ranks that take turns in one process: set while a rank runs, then as before
-
-
-_lock = threading.Lock()
-_depth = 0
-_before_all: dict[str, str] = {}
-
-
-class RankEnvironment:
-    """The variables of all ranks of one group, shown one rank after the other."""
-
-    def __init__(self, infos: Sequence[RankInfo]) -> None:
-        self._per_rank = [info.environment() for info in infos]
-        self._names = tuple(self._per_rank[0])
-
-    def enter(self) -> dict[str, str]:
-        """Remember what is there; `show(rank)` sets a rank's variables, `leave` puts back what was before."""
-        global _depth, _before_all
-        with _lock:
-            saved = {name: os.environ[name] for name in self._names if name in os.environ}
-            if _depth == 0:
-                _before_all = saved
-            _depth += 1
-        return saved
-
-    def show(self, rank: int) -> None:
-        """Set a rank's variables."""
-        os.environ.update(self._per_rank[rank])
-
-    def leave(self, saved: Mapping[str, str]) -> None:
-        """Undo `enter` and every `show` since: the last of several threads, those of all threads."""
-        global _depth
-        with _lock:
-            _depth -= 1
-            before = _before_all if _depth == 0 else saved
-            for name in self._names:
-                try:
-                    del os.environ[name]
-                except KeyError:
-                    # A worker has dropped it itself.
-                    continue
-            os.environ.update(before)
-
-
-# --------------------------------------------------------------------------------------------------------
-
-
-_REASON = (
-    "the ranks of this in-process group run one after the other; "
-    "make the group with concurrent=True to give each rank a thread"
-)
-
-
-Run = Callable[[LocalRank, RankCall], Any]
-"""What a rank does with its part of a call: build its worker, or run a method."""
-
-# Ends of a method. All else, such as Ctrl-C, is meant for the program in whose thread the method runs.
-_FAILURES = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
-
-
-class TurnEngine:
-    """Runs every rank of a call before it returns; while a rank runs, the environment is that of the rank."""
-
-    def __init__(self, infos: Sequence[RankInfo]) -> None:
-        self._ranks = [LocalRank(info, _lonely, sets_environment=True) for info in infos]
-        self._environment = RankEnvironment(infos)
-
-    def workers(self) -> list[Any]:
-        """The users' objects, in rank order."""
-        return [rank.worker for rank in self._ranks]
-
-    def start(self, call: LocalCall, run: Run) -> None:
-        """Have every rank of the plan run its part, to the end."""
-        show, clock, limit_s = self._environment.show, time.perf_counter, call.deadline.limit
-        saved = self._environment.enter()
-        try:
-            for each in call.plan.calls:
-                show(each.rank)
-                started = clock()
-                try:
-                    value = run(self._ranks[each.rank], each)
-                except _FAILURES as error:
-                    call.failed(each.rank, error)
-                    continue
-                # The wait for the ranks before it is not this rank's time.
-                call.seconds[each.rank] = spent = clock() - started
-                if limit_s is not None and spent > limit_s:
-                    call.overdue.append(each.rank)
-                call.answered(each.rank, value)
-        finally:
-            self._environment.leave(saved)
-
-    def close(self, reason: str) -> None:
-        """Drop the workers."""
-        for rank in self._ranks:
-            rank.close()
-
-
-def _lonely(info: RankInfo) -> ProcessGroup:
-    return LonelyProcessGroup(info.rank, info.world_size, _REASON)
-
-
-_JOIN_S = 1.0
-
-Job = tuple[LocalCall, RankCall, Rendezvous, Run]
-
-
-class ThreadEngine:
-    """Hands calls to the ranks' threads and returns at once; each rank takes its calls in order."""
-
-    def __init__(self, infos: Sequence[RankInfo], name: str) -> None:
-        self._threads = [RankThread(info, name) for info in infos]
-        # Calls that wait or run are kept by the ranks; those that are done leave by themselves.
-        self._open: weakref.WeakSet[LocalCall] = weakref.WeakSet()
-        self._lock = threading.Lock()
-        self._closed: str | None = None
-
-    def workers(self) -> list[Any]:
-        """The users' objects, in rank order."""
-        return [thread.rank.worker for thread in self._threads]
-
-    def start(self, call: LocalCall, run: Run) -> None:
-        """Have every rank of the plan run its part, after what it was given before."""
-        rendezvous = Rendezvous(len(self._threads), call.plan.method, call.plan.called_ranks)
-        # All ranks take the calls of several senders in one order, or two calls could wait for each other.
-        with self._lock:
-            if self._closed is None:
-                self._open.add(call)
-                for each in call.plan.calls:
-                    self._threads[each.rank].put((call, each, rendezvous, run))
-                return
-        call.cut_off(self._closed)
-
-    def close(self, reason: str) -> None:
-        """Answer every open call with a failure, end the waits of the ranks and their threads."""
-        with self._lock:
-            self._closed = self._closed or reason
-            open_calls = list(self._open)
-        for thread in self._threads:
-            thread.stop(reason)
-        deadline = time.monotonic() + _JOIN_S
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        for call in open_calls:
-            call.cut_off(reason)
-
-
-class RankThread:
-    """One rank and the thread that everything of it runs in."""
-
-    def __init__(self, info: RankInfo, name: str) -> None:
-        self._seat = Seat()
-        self.rank = LocalRank(info, self._process_group, sets_environment=False)
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._current: Job | None = None
-        self._stopped: str | None = None
-        # A rank that never comes back must not keep the program from ending.
-        self._thread = threading.Thread(target=self._work, name=f"{name}-rank-{info.rank}", daemon=True)
-        self._thread.start()
-
-    def _process_group(self, info: RankInfo) -> ProcessGroup:
-        return ThreadProcessGroup(info.rank, info.world_size, self._seat)
-
-    def put(self, job: Job) -> None:
-        """Run a job after those put before it."""
-        self._jobs.put(job)
-
-    def stop(self, reason: str) -> None:
-        """Fail the job that runs and those that wait, and end the thread as soon as it is free."""
-        self._stopped = reason
-        current = self._current
-        if current is not None:
-            current[2].abort(reason)
-        self._jobs.put(None)
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for the thread, unless it is the one that asks."""
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self._current = job
-            self._do(*job)
-            self._current = None
-            del job
-        self.rank.close()
-
-    def _do(self, call: LocalCall, each: RankCall, rendezvous: Rendezvous, run: Run) -> None:
-        self._seat.rendezvous = rendezvous
-        try:
-            if self._stopped is not None:
-                raise RuntimeError(self._stopped)
-            value = run(self.rank, each)
-        except BaseException as error:
-            self._seat.rendezvous = None
-            rendezvous.leave(each.rank, error)
-            call.failed(each.rank, error)
-        else:
-            self._seat.rendezvous = None
-            rendezvous.leave(each.rank)
-            call.answered(each.rank, value)

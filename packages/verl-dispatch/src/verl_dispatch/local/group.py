@@ -33,143 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["LocalState", "LocalWorkerGroup"]
 
 
-# --- What an in-process group and the views spawned from it share: workers, generation, failure -----------
-
-
-_HOST = "127.0.0.1"
-
-
-class LocalState:
-    """The workers of one group, through all its generations."""
-
-    def __init__(
-        self,
-        name: str,
-        prefix: str,
-        cls: type,
-        world_size: int,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        concurrent: bool,
-    ) -> None:
-        self.name, self.prefix = name, prefix
-        self.cls, self.args, self.kwargs = cls, args, dict(kwargs)
-        self.world_size, self.concurrent = world_size, concurrent
-        self.life = LocalLife()
-        self.master_port = ""
-        self.build_s: list[float] = []
-        self._turn = threading.RLock()
-        self.closed = False
-        self._engine: TurnEngine | ThreadEngine
-        self._finalizer: weakref.finalize[..., Any]
-
-    @property
-    def master_address(self) -> str:
-        """The address where the ranks could meet for torch.distributed."""
-        return _HOST
-
-    @property
-    def workers(self) -> list[Any]:
-        """The users' objects, in rank order."""
-        return self._engine.workers()
-
-    def build(self) -> None:
-        """Make the workers of this generation.
-
-        Raises:
-            WorkerGroupError: a constructor failed; nothing is left running.
-        """
-        self.master_port = str(free_port(_HOST))
-        infos = [self._info(rank) for rank in range(self.world_size)]
-        self._engine = ThreadEngine(infos, self.name) if self.concurrent else TurnEngine(infos)
-        self._finalizer = weakref.finalize(self, self._engine.close, "the group was collected as garbage")
-        self._finalizer.atexit = False
-        call = LocalCall(self.life, self._construction(), self.name)
-        try:
-            cls = self.cls
-            self._engine.start(call, lambda rank, each: rank.build(cls, each.args, each.kwargs))
-            call.wait()
-        except BaseException:
-            self.close()
-            raise
-        self.build_s = [call.seconds[rank] for rank in range(self.world_size)]
-
-    def _construction(self) -> CallPlan:
-        calls = tuple([RankCall(rank, self.args, self.kwargs) for rank in range(self.world_size)])
-        return CallPlan(calls, "__init__", world_size=self.world_size)
-
-    def _info(self, rank: int) -> RankInfo:
-        return RankInfo(
-            rank=rank,
-            world_size=self.world_size,
-            local_rank=rank,
-            local_world_size=self.world_size,
-            master_addr=_HOST,
-            master_port=self.master_port,
-            group_prefix=self.prefix,
-            backend="local",
-        )
-
-    def run(self, call: LocalCall, role: str | None) -> None:
-        """Start a call, or run it where ranks take turns."""
-        method = call.plan.method
-        copies = ReadOnlyCopies() if call.plan.read_only else None
-
-        def run(rank: LocalRank, each: RankCall) -> Any:
-            return rank.run(method, each, role, copies)
-
-        if self.concurrent:
-            self._engine.start(call, run)
-            return
-        with self._turn:
-            if self.closed:
-                self.refuse(call.group, method)
-            try:
-                self._engine.start(call, run)
-            except BaseException as error:
-                silent = call._missing()
-                self.life.break_off(f"an interruption of '{method}' by {type(error).__name__}", silent)
-                raise
-
-    def refuse(self, name: str, method: str) -> None:
-        """Say why a call on a group that is shut down or broken cannot be.
-
-        Raises:
-            WorkerGroupError: it is.
-        """
-        if self.closed:
-            raise WorkerGroupError(name, method, reason="the group was shut down; make a new one")
-        if self.life.broken:
-            ways = "restart() builds its workers anew, shutdown() ends it"
-            raise WorkerGroupError(name, method, reason=f"the group is broken by {self.life.broken}; {ways}")
-
-    def restart(self) -> None:
-        """Replace all workers by new ones, made from the same class and arguments."""
-        if self.closed:
-            self.refuse(self.name, "restart")
-        self._engine.close("the group was restarted")
-        self._finalizer.detach()
-        self.life.generation += 1
-        self.life.broken = ""
-        self.build()
-
-    def close(self) -> None:
-        """End the workers; calls are refused from now on."""
-        if not self.closed:
-            self.closed = True
-            self._finalizer.detach()
-            self._engine.close("the group was shut down")
-
-    def report(self) -> dict[str, float | int]:
-        """Seconds that the start took, stage by stage, and which rank took longest."""
-        slowest = max(range(self.world_size), key=self.build_s.__getitem__)
-        init_s = max(self.build_s) if self.concurrent else sum(self.build_s)
-        return {"placement_s": 0.0, "actors_s": 0.0, "init_s": init_s, "slowest_rank": slowest}
-
-
-# --------------------------------------------------------------------------------------------------------
-
-
 V = TypeVar("V")
 
 
@@ -417,3 +280,137 @@ def _checked_world_size(world_size: Any) -> int:
     if isinstance(world_size, bool) or not isinstance(world_size, Integral) or world_size < 1:
         raise ValueError(f"world_size must be a whole number of at least 1, got {world_size!r}")
     return int(world_size)
+
+
+# --- What a group and the views spawned from it share: workers, generation, failure ---------------------
+
+
+_HOST = "127.0.0.1"
+
+
+class LocalState:
+    """The workers of one group, through all its generations."""
+
+    def __init__(
+        self,
+        name: str,
+        prefix: str,
+        cls: type,
+        world_size: int,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        concurrent: bool,
+    ) -> None:
+        self.name, self.prefix = name, prefix
+        self.cls, self.args, self.kwargs = cls, args, dict(kwargs)
+        self.world_size, self.concurrent = world_size, concurrent
+        self.life = LocalLife()
+        self.master_port = ""
+        self.build_s: list[float] = []
+        self._turn = threading.RLock()
+        self.closed = False
+        self._engine: TurnEngine | ThreadEngine
+        self._finalizer: weakref.finalize[..., Any]
+
+    @property
+    def master_address(self) -> str:
+        """The address where the ranks could meet for torch.distributed."""
+        return _HOST
+
+    @property
+    def workers(self) -> list[Any]:
+        """The users' objects, in rank order."""
+        return self._engine.workers()
+
+    def build(self) -> None:
+        """Make the workers of this generation.
+
+        Raises:
+            WorkerGroupError: a constructor failed; nothing is left running.
+        """
+        self.master_port = str(free_port(_HOST))
+        infos = [self._info(rank) for rank in range(self.world_size)]
+        self._engine = ThreadEngine(infos, self.name) if self.concurrent else TurnEngine(infos)
+        self._finalizer = weakref.finalize(self, self._engine.close, "the group was collected as garbage")
+        self._finalizer.atexit = False
+        call = LocalCall(self.life, self._construction(), self.name)
+        try:
+            cls = self.cls
+            self._engine.start(call, lambda rank, each: rank.build(cls, each.args, each.kwargs))
+            call.wait()
+        except BaseException:
+            self.close()
+            raise
+        self.build_s = [call.seconds[rank] for rank in range(self.world_size)]
+
+    def _construction(self) -> CallPlan:
+        calls = tuple([RankCall(rank, self.args, self.kwargs) for rank in range(self.world_size)])
+        return CallPlan(calls, "__init__", world_size=self.world_size)
+
+    def _info(self, rank: int) -> RankInfo:
+        return RankInfo(
+            rank=rank,
+            world_size=self.world_size,
+            local_rank=rank,
+            local_world_size=self.world_size,
+            master_addr=_HOST,
+            master_port=self.master_port,
+            group_prefix=self.prefix,
+            backend="local",
+        )
+
+    def run(self, call: LocalCall, role: str | None) -> None:
+        """Start a call, or run it where ranks take turns."""
+        method = call.plan.method
+        copies = ReadOnlyCopies() if call.plan.read_only else None
+
+        def run(rank: LocalRank, each: RankCall) -> Any:
+            return rank.run(method, each, role, copies)
+
+        if self.concurrent:
+            self._engine.start(call, run)
+            return
+        with self._turn:
+            if self.closed:
+                self.refuse(call.group, method)
+            try:
+                self._engine.start(call, run)
+            except BaseException as error:
+                silent = call._missing()
+                self.life.break_off(f"an interruption of '{method}' by {type(error).__name__}", silent)
+                raise
+
+    def refuse(self, name: str, method: str) -> None:
+        """Say why a call on a group that is shut down or broken cannot be.
+
+        Raises:
+            WorkerGroupError: it is.
+        """
+        if self.closed:
+            raise WorkerGroupError(name, method, reason="the group was shut down; make a new one")
+        if self.life.broken:
+            ways = "restart() builds its workers anew, shutdown() ends it"
+            raise WorkerGroupError(name, method, reason=f"the group is broken by {self.life.broken}; {ways}")
+
+    def restart(self) -> None:
+        """Replace all workers by new ones, made from the same class and arguments."""
+        if self.closed:
+            self.refuse(self.name, "restart")
+        self._engine.close("the group was restarted")
+        self._finalizer.detach()
+        self.life.generation += 1
+        self.life.broken = ""
+        self.build()
+
+    def close(self) -> None:
+        """End the workers; calls are refused from now on."""
+        if not self.closed:
+            self.closed = True
+            self._finalizer.detach()
+            self._engine.close("the group was shut down")
+
+    def report(self) -> dict[str, float | int]:
+        """Seconds that the start took, stage by stage, and which rank took longest."""
+        slowest = max(range(self.world_size), key=self.build_s.__getitem__)
+        init_s = max(self.build_s) if self.concurrent else sum(self.build_s)
+        return {"placement_s": 0.0, "actors_s": 0.0, "init_s": init_s, "slowest_rank": slowest}
