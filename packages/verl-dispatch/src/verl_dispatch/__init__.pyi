@@ -2,8 +2,12 @@
 # `names_of_stub`, which imports a name when it is first asked for.
 
 from verl_dispatch.errors import CallTimeout as CallTimeout
+from verl_dispatch.errors import MeshError as MeshError
+from verl_dispatch.errors import UnknownMethodError as UnknownMethodError
 from verl_dispatch.errors import WorkerFailure as WorkerFailure
 from verl_dispatch.errors import WorkerGroupError as WorkerGroupError
+from verl_dispatch.groups.bound_method import CallFuture as CallFuture
+from verl_dispatch.groups.bound_method import CallTrace as CallTrace
 from verl_dispatch.groups.bound_method import GroupMethod as GroupMethod
 from verl_dispatch.groups.group import WorkerGroup as WorkerGroup
 from verl_dispatch.groups.pool import ClassWithInitArgs as ClassWithInitArgs
@@ -42,6 +46,7 @@ from verl_dispatch.methods.registry import get_predefined_execute_fn as get_pred
 from verl_dispatch.methods.registry import register_dispatch_mode as register_dispatch_mode
 from verl_dispatch.methods.registry import register_execute_mode as register_execute_mode
 from verl_dispatch.methods.registry import update_dispatch_mode as update_dispatch_mode
+from verl_dispatch.methods.static import Method as Method
 from verl_dispatch.modes import Broadcast as Broadcast
 from verl_dispatch.modes import Dispatch as Dispatch
 from verl_dispatch.modes import DynamicEnum as DynamicEnum
