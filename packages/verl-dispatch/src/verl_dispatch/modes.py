@@ -154,7 +154,7 @@ def _checked_name(cls: type[DynamicEnum], name: Any) -> str:
 
 
 def _load_member(cls: type[_E], name: str) -> _E:
-    member = cls.from_name(name) or cls._unlisted.get(name)
+    member: _E | None = cls.from_name(name) or cls._unlisted.get(name)
     if member is None:
         member = cls._unlisted[name] = cls._create(name)
     return member

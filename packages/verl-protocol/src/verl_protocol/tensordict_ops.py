@@ -435,7 +435,8 @@ def assert_tensordict_eq(td1: TensorDict, td2: TensorDict) -> None:
         AssertionError: they do not; the message names the entry and the first row that differs.
         InvalidTypeError: one of them is something else.
     """
-    checked("td1", td1), checked("td2", td2)
+    checked("td1", td1)
+    checked("td2", td2)
     if td1.batch_size != td2.batch_size:
         raise AssertionError(f"batch sizes differ: {tuple(td1.batch_size)} and {tuple(td2.batch_size)}")
     stacked = stacked_keys([td1, td2])

@@ -36,7 +36,7 @@ from verl_dispatch.groups.pool import ResourcePool
 from verl_dispatch.methods.decorator import MAGIC_ATTR
 from verl_dispatch.methods.registered import RegisteredMethod, registered_methods
 from verl_dispatch.methods.registry import functions_of, get_predefined_execute_fn
-from verl_dispatch.methods.static import GP, A, D, G, GroupRef, GroupWorker, Method, R
+from verl_dispatch.methods.static import A, D, G, GroupRef, GroupWorker, Method, P, R
 from verl_dispatch.modes import Ref
 from verl_dispatch.planning.collectors import LIST, SINGLE
 from verl_dispatch.planning.mesh import Mesh, mesh_of
@@ -322,20 +322,20 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
     # --- typed verbs: the method is named by the function on the worker class ------------------------------
 
     def call(
-        self, method: Method[GroupWorker, GP, Any, G, Any, Any], /, *args: GP.args, **kwargs: GP.kwargs
+        self, method: Method[GroupWorker, P, Any, G, Any, Any], /, *args: P.args, **kwargs: P.kwargs
     ) -> G:
         """Runs a method given as `WorkerClass.method` and waits for its result."""
         result: G = self._bound(method).call(*args, **kwargs)
         return result
 
     def submit(
-        self, method: Method[GroupWorker, GP, Any, G, Any, Any], /, *args: GP.args, **kwargs: GP.kwargs
+        self, method: Method[GroupWorker, P, Any, G, Any, Any], /, *args: P.args, **kwargs: P.kwargs
     ) -> CallFuture[G]:
         """Starts a method given as `WorkerClass.method`; a future of its result."""
         return self._bound(method).submit(*args, **kwargs)
 
     def stream(
-        self, method: Method[GroupWorker, GP, R, Any, Any, Any], /, *args: GP.args, **kwargs: GP.kwargs
+        self, method: Method[GroupWorker, P, R, Any, Any, Any], /, *args: P.args, **kwargs: P.kwargs
     ) -> AnswerStream[R]:
         """Starts a method given as `WorkerClass.method`; `(rank, answer)` as the answers come."""
         return self._bound(method).stream(*args, **kwargs)
@@ -344,20 +344,18 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
     def bind(self, method: str, /) -> GroupMethod[..., Any, Any, Any]: ...
     @overload
     def bind(
-        self, method: Method[GroupWorker, GP, R, G, Any, Literal[True]], /
-    ) -> GroupMethod[GP, R, G, G]: ...
+        self, method: Method[GroupWorker, P, R, G, Any, Literal[True]], /
+    ) -> GroupMethod[P, R, G, G]: ...
     @overload
     def bind(
-        self, method: Method[GroupWorker, GP, R, G, list[Ref[A]], Literal[False]], /
-    ) -> GroupMethod[GP, R, G, list[GroupRef]]: ...
+        self, method: Method[GroupWorker, P, R, G, list[Ref[A]], Literal[False]], /
+    ) -> GroupMethod[P, R, G, list[GroupRef]]: ...
     @overload
     def bind(
-        self, method: Method[GroupWorker, GP, R, G, Ref[A], Literal[False]], /
-    ) -> GroupMethod[GP, R, G, GroupRef]: ...
+        self, method: Method[GroupWorker, P, R, G, Ref[A], Literal[False]], /
+    ) -> GroupMethod[P, R, G, GroupRef]: ...
     @overload
-    def bind(
-        self, method: Method[GroupWorker, GP, R, G, D, Literal[False]], /
-    ) -> GroupMethod[GP, R, G, D]: ...
+    def bind(self, method: Method[GroupWorker, P, R, G, D, Literal[False]], /) -> GroupMethod[P, R, G, D]: ...
     def bind(self, method: Any, /) -> Any:
         """The bound method for `WorkerClass.method` or a name.
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from verl_dispatch.groups.bound_method import GroupMethod
     from verl_dispatch.groups.pool import ClassWithInitArgs
-    from verl_dispatch.methods.static import GP, A, D, G, Method, P, R
+    from verl_dispatch.methods.static import A, D, G, Method, P, R
     from verl_dispatch.modes import Ref
 
 __all__ = ["LocalState", "LocalWorkerGroup"]
@@ -142,20 +142,20 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         def bind(self, method: str, /) -> GroupMethod[..., Any, Any, Any]: ...
         @overload
         def bind(
-            self, method: Method[GroupWorker, GP, R, G, Any, Literal[True]], /
-        ) -> GroupMethod[GP, R, G, G]: ...
+            self, method: Method[GroupWorker, P, R, G, Any, Literal[True]], /
+        ) -> GroupMethod[P, R, G, G]: ...
         @overload
         def bind(
-            self, method: Method[GroupWorker, GP, R, G, list[Ref[A]], Literal[False]], /
-        ) -> GroupMethod[GP, R, G, list[Future[A]]]: ...
+            self, method: Method[GroupWorker, P, R, G, list[Ref[A]], Literal[False]], /
+        ) -> GroupMethod[P, R, G, list[Future[A]]]: ...
         @overload
         def bind(
-            self, method: Method[GroupWorker, GP, R, G, Ref[A], Literal[False]], /
-        ) -> GroupMethod[GP, R, G, Future[A]]: ...
+            self, method: Method[GroupWorker, P, R, G, Ref[A], Literal[False]], /
+        ) -> GroupMethod[P, R, G, Future[A]]: ...
         @overload
         def bind(
-            self, method: Method[GroupWorker, GP, R, G, D, Literal[False]], /
-        ) -> GroupMethod[GP, R, G, D]: ...
+            self, method: Method[GroupWorker, P, R, G, D, Literal[False]], /
+        ) -> GroupMethod[P, R, G, D]: ...
         def bind(self, method: Any, /) -> Any: ...
         @overload
         def role(self, name: str, cls: type[V]) -> LocalWorkerGroup[V]: ...

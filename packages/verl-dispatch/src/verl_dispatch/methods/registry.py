@@ -208,8 +208,9 @@ def spec_of(dispatch_mode: DispatchMode) -> ModeSpec:
     known = None if isinstance(dispatch_mode, dict) else MODES.get(dispatch_mode)
     if known is not None and known.has(pair):
         return known
-    if isinstance(dispatch_fn, NdDispatch) and collect_fn == NdCollect(dispatch_fn.mesh_name):
-        return _mesh_mode(name, dispatch_fn, collect_fn)
+    match dispatch_fn, collect_fn:
+        case NdDispatch(mesh_name=split), NdCollect(mesh_name=joined) if split == joined:
+            return _mesh_mode(name, dispatch_fn, collect_fn)
     return ModeSpec(name, dispatch_fn, collect_fn, row_options=ROW_OPTIONS, is_custom=True)
 
 

@@ -272,9 +272,10 @@ def _forward(roles: tuple[str, ...], name: str, function: Callable[..., Any]) ->
 
 
 def _only(roles: tuple[str, ...], method: str) -> str:
-    if len(roles) > 1:
+    first, *others = roles
+    if others:
         raise WorkerClassError(
             f"method '{method}' is marked DIRECT_ROLLOUT_METHOD in the roles {', '.join(roles)}; "
             "such methods are called without a role: keep the mark in one role only, or rename the method"
         )
-    return roles[0]
+    return first

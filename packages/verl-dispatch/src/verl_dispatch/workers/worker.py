@@ -293,7 +293,7 @@ class Worker:
             self.__place.meshes.add_all(dispatch_dp_rank, collect_dp_rank)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
-    def execute_with_func_generator(self, func: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    def execute_with_func_generator(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `func(worker, *args, **kwargs)` on every worker, with the batches split over them."""
         return func(self, *args, **kwargs)
 

@@ -63,7 +63,7 @@ def merge_meta(
     for part, meta in enumerate(metas):
         for key, value in meta.items():
             held.setdefault(key, []).append((part, value))
-    rules = dict(merge or {})
+    rules: Mapping[str, MergeRule] = merge or {}
     return copy_meta({key: _merge_key(key, values, rules.get(key)) for key, values in held.items()})
 
 
@@ -143,8 +143,8 @@ def reduce_metrics(
     >>> reduce_metrics({"loss": [1.0, 4.0], "tokens": [2, 1]}, rules)
     {'loss': 2.0, 'tokens': 3}
     """
-    flat, rules = flatten_metrics([metrics]), dict(rules or {})
-    return {key: _reduce(key, values, rules.get(key, default), flat) for key, values in flat.items()}
+    flat, declared = flatten_metrics([metrics]), rules or {}
+    return {key: _reduce(key, values, declared.get(key, default), flat) for key, values in flat.items()}
 
 
 def _reduce(

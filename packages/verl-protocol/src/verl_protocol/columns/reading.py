@@ -133,9 +133,9 @@ def _rows_of(piece: Piece, fetched: Mapping[Any, Mapping[str, Any]]) -> Any:
 
 def empty_of(form: ColumnForm) -> Any:
     """A column of this form without rows."""
-    if form.kind == "array":
-        return np.empty((0, *form.row_shape), dtype=form.dtype)
     sizes = [size or 0 for size in form.row_shape]
+    if form.kind == "array":
+        return np.empty((0, *sizes), dtype=form.dtype)
     if form.kind == "dense":
         return torch.empty((0, *sizes), dtype=form.dtype, device=form.device)
     dim = form.row_shape.index(None) + 1

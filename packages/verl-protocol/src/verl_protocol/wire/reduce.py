@@ -134,8 +134,9 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 def has_own_storage_rules(tensor: torch.Tensor) -> bool:
     """Whether the tensor's class keeps its data elsewhere than in a storage of its own (DTensor and such)."""
-    kind = type(tensor)
-    own = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    kind: Any = type(tensor)
+    plain: Any = torch.Tensor
+    own = kind.__torch_dispatch__ is not plain.__torch_dispatch__
     return own or torch.nn.parameter.is_lazy(tensor)
 
 

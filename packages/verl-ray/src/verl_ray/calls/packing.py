@@ -158,7 +158,7 @@ class Packer:
         is_own: IsOwn = _cannot_reach,
     ) -> None:
         self._stored, self._bulky = stored, bulky
-        self._readers = readers
+        self._readers: Readers = readers
         self._prefetches = prefetches
         self._is_own = is_own
 

@@ -30,7 +30,7 @@ from verl_ray.worker.rendezvous import RendezvousRequest
 if TYPE_CHECKING:
     from ray import ObjectRef
     from verl_dispatch.groups.bound_method import GroupMethod
-    from verl_dispatch.methods.static import GP, A, D, G, Method, R
+    from verl_dispatch.methods.static import A, D, G, Method, P, R
     from verl_dispatch.modes import Ref
 
 __all__ = ["RayWorkerGroup"]
@@ -287,20 +287,20 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         def bind(self, method: str, /) -> GroupMethod[..., Any, Any, Any]: ...
         @overload
         def bind(
-            self, method: Method[GroupWorker, GP, R, G, Any, Literal[True]], /
-        ) -> GroupMethod[GP, R, G, G]: ...
+            self, method: Method[GroupWorker, P, R, G, Any, Literal[True]], /
+        ) -> GroupMethod[P, R, G, G]: ...
         @overload
         def bind(
-            self, method: Method[GroupWorker, GP, R, G, list[Ref[A]], Literal[False]], /
-        ) -> GroupMethod[GP, R, G, list[ObjectRef[A]]]: ...
+            self, method: Method[GroupWorker, P, R, G, list[Ref[A]], Literal[False]], /
+        ) -> GroupMethod[P, R, G, list[ObjectRef[A]]]: ...
         @overload
         def bind(
-            self, method: Method[GroupWorker, GP, R, G, Ref[A], Literal[False]], /
-        ) -> GroupMethod[GP, R, G, ObjectRef[A]]: ...
+            self, method: Method[GroupWorker, P, R, G, Ref[A], Literal[False]], /
+        ) -> GroupMethod[P, R, G, ObjectRef[A]]: ...
         @overload
         def bind(
-            self, method: Method[GroupWorker, GP, R, G, D, Literal[False]], /
-        ) -> GroupMethod[GP, R, G, D]: ...
+            self, method: Method[GroupWorker, P, R, G, D, Literal[False]], /
+        ) -> GroupMethod[P, R, G, D]: ...
         def bind(self, method: Any, /) -> Any: ...
         @overload
         def role(self, name: str, cls: type[V]) -> RayWorkerGroup[V]: ...

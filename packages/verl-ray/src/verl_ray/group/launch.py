@@ -145,7 +145,7 @@ def await_start(spec: LaunchSpec, launched: Launched) -> Started:
     """
     try:
         reports = _reports(spec, launched)
-        rendezvous = ray.get(launched.meeting)
+        rendezvous: Any = ray.get(launched.meeting)
     except (RayError, TimeoutError) as error:
         raise _start_failure(spec, launched, error) from None
     return Started(dict(enumerate(reports)), rendezvous, startup_times(reports, launched.requested_at))

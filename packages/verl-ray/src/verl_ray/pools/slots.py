@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -136,7 +137,7 @@ def _ask_bundle(group: PlacementGroup, index: int, resource: str) -> list[str] |
     answer = probe.options(**options, scheduling_strategy=place, max_retries=0).remote(resource)
     try:
         ids: list[str] = ray.get(answer, timeout=_PROBE_TIMEOUT_S)
-    except ray.exceptions.RayError as error:
+    except RayError as error:
         ray.cancel(answer, force=True)
         logger.warning(
             "bundle %d did not say which %s it holds (%s); its index stands in", index, resource, error

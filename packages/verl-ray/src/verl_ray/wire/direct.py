@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import ray
 import torch
 from verl_protocol.wire.encoder import Encoder
 from verl_protocol.wire.reduce import dtype_name, dtype_named, is_plain
+
+from verl_ray.wire.refs import CloudPickler
 
 __all__ = ["DirectAnswer", "private_copy"]
 
@@ -24,7 +25,6 @@ __all__ = ["DirectAnswer", "private_copy"]
 _DEVICES = {"gloo": "cpu", "nccl": "cuda"}
 
 T = TypeVar("T")
-_CloudPickler: Any = ray.cloudpickle.CloudPickler  # Ray leaves it untyped
 
 
 class DirectAnswer:
@@ -65,7 +65,7 @@ class _Left:
     index: int
 
 
-class _Leaving(_CloudPickler):  # type: ignore[misc]
+class _Leaving(CloudPickler):  # type: ignore[misc]
     """Leaves out the tensors on one kind of device, and keeps their bytes in `left`."""
 
     def __init__(self, stream: io.BytesIO, device: str, buffers: list[pickle.PickleBuffer]) -> None:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import ray
 from verl_dispatch.planning.parts import FuturePart, PaddedPart
 from verl_protocol import DataProtoFuture
 from verl_protocol.columns.travel import MOST_OBJECTS
 from verl_protocol.futures.any_batch import is_proto
 from verl_protocol.wire import check_unwritten, pack
 
+from verl_ray.wire.refs import CloudPickler
 from verl_ray.wire.sealed import Sealed, SealedFuture, opened, opened_batch
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def packed(value: Any, readers: Readers) -> Any:
     """A form of the value that ships every tensor as one out-of-band buffer and unpickles to the value."""
     if is_scalar(value):
         return value
-    return pack(value, readers=readers, pickler=ray.cloudpickle.CloudPickler, references=True)
+    return pack(value, readers=readers, pickler=CloudPickler, references=True)
 
 
 def _num_rows(value: Any) -> int:

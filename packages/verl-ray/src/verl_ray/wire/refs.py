@@ -10,8 +10,13 @@ from concurrent.futures import Future
 from typing import Any
 
 import ray
+from ray import cloudpickle
+from ray._private.worker import global_worker
 
 __all__ = ["get_answers", "hear", "maker_of", "transport_of"]
+
+CloudPickler: Any = cloudpickle.CloudPickler  # pyright: ignore[reportPrivateImportUsage]
+"""Ray's pickler, which Ray leaves untyped."""
 
 
 def transport_of(ref: Any) -> str | None:
@@ -22,8 +27,8 @@ def transport_of(ref: Any) -> str | None:
 
 def maker_of(ref: Any) -> Any:
     """Handle of the actor that holds the tensors; None where another driver or worker asked for them."""
-    worker: Any = ray._private.worker.global_worker
-    facts = worker.rdt_manager.get_rdt_metadata(ref.hex())
+    ray_worker: Any = global_worker
+    facts = ray_worker.rdt_manager.get_rdt_metadata(ref.hex())
     return None if facts is None else facts.src_actor
 
 

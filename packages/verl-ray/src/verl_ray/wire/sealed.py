@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-import ray
 from verl_protocol import DataProtoFuture
 from verl_protocol.columns.travel import references_travel
 from verl_protocol.columns.walk import leaves
@@ -21,6 +20,8 @@ from verl_protocol.futures.parts import PartSpan
 from verl_protocol.kinds import is_tensor
 from verl_protocol.wire import dumps, loads
 from verl_protocol.wire.buffers import Readers
+
+from verl_ray.wire.refs import CloudPickler
 
 __all__ = ["Payload", "Sealed", "SealedFuture", "is_one_whole_part", "opened", "opened_batch", "settled"]
 
@@ -40,7 +41,7 @@ class Sealed:
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled here and not before, so that references inside count for the pickle around.
         with references_travel():
-            data, buffers = dumps(self._value, pickler=ray.cloudpickle.CloudPickler)
+            data, buffers = dumps(self._value, pickler=CloudPickler)
         return Payload, (pickle.PickleBuffer(data) if len(data) > _LARGE_BYTES else data, buffers)
 
 
@@ -132,7 +133,7 @@ def settled(value: T, arrived: Sequence[Payload], read_only: bool) -> T:
     spans = [span for each in arrived for span in each.spans()]
     if not read_only and not any(_lies_in(_place(leaf), spans) for _, leaf in leaves(value)):
         return value
-    data, buffers = dumps(value, pickler=ray.cloudpickle.CloudPickler)
+    data, buffers = dumps(value, pickler=CloudPickler)
     ready = buffers if read_only else [_own(buffer, spans) for buffer in buffers]
     again: T = loads(data, ready, readers="read_only" if read_only else "one")
     return again

@@ -129,7 +129,9 @@ def derive_actor_class(user_class: type, *, interleaves: bool = False) -> type:
     if issubclass(user_class, ColocatedWorker):
         # The roles' arguments come with the set-up call, not with the class: they may be large.
         members["role_specs"] = ()
-    return type(user_class)(user_class.__name__, (Host, user_class), members)
+    metaclass: Any = type(user_class)
+    made: type = metaclass(user_class.__name__, (Host, user_class), members)
+    return made
 
 
 def _finder(route: Route) -> Callable[[Any], Callable[..., Any]]:
