@@ -139,6 +139,9 @@ class UnevenRowsError(PortableError, ValueError):
         num_parts: what they do not divide by.
     """
 
+    num_rows: int
+    num_parts: int
+
     def __init__(self, message: str, num_rows: int, num_parts: int) -> None:
         self.num_rows, self.num_parts = num_rows, num_parts
         super().__init__(message)
@@ -220,6 +223,12 @@ class ColumnsLost(PortableError, RuntimeError):
         rank: its rank.
         generation: how often its group had been restarted by then.
     """
+
+    columns: str
+    group: str
+    method: str
+    rank: int
+    generation: int
 
     def __init__(
         self, columns: str, reason: str, group: str = "", method: str = "", rank: int = 0, generation: int = 0

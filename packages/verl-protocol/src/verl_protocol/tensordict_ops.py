@@ -243,7 +243,7 @@ def _known(tensordict: TensorDict, keys: Iterable[str]) -> list[str]:
 # --- Row operations on a plain TensorDict: those of a batch, with the same answers ------------------------
 
 
-as_batch = DataProto._of_tensordict
+_as_batch = DataProto._of_tensordict
 
 
 def checked_parts(data: Any) -> list[TensorDict]:
@@ -274,7 +274,7 @@ def concat_tensordict(data: Sequence[TensorDict]) -> TensorDict:
     if not any(map(has_rows, parts)):
         return concat_tensordict_with_none_bsz(parts)
     stacked = stacked_keys(parts)
-    batches = [as_batch(part, stacked) for part in parts]
+    batches = [_as_batch(part, stacked) for part in parts]
     first_meta = batches[0].meta_info
     for batch in batches:
         batch.meta_info = {}
@@ -290,7 +290,7 @@ def concat_tensordict_with_none_bsz(data: Sequence[TensorDict]) -> TensorDict:
         NothingToConcatError: no parts.
     """
     parts = checked_parts(data)
-    batches = [as_batch(part) for part in parts]
+    batches = [_as_batch(part) for part in parts]
     whole = batches[0]
     metrics = [batch.meta_info[METRICS] for batch in batches if METRICS in batch.meta_info]
     if len(metrics) > 1:
@@ -305,7 +305,7 @@ def chunk_tensordict(td: TensorDict, chunks: int, uneven: bool = False) -> list[
         UnevenRowsError: the rows do not divide by `chunks`.
         InvalidValueError: `chunks` is less than 1.
     """
-    batch = as_batch(checked("td", td))
+    batch = _as_batch(checked("td", td))
     return [tensordict_of(piece, td) for piece in batch.chunk(chunks, uneven=uneven)]
 
 
@@ -315,7 +315,7 @@ def index_select_tensor_dict(batch: TensorDict, indices: IndexLike) -> TensorDic
     Raises:
         RowOutOfRangeError, InvalidIndexError: an index that does not fit.
     """
-    return tensordict_of(as_batch(checked("batch", batch)).select_idxs(indices), batch)
+    return tensordict_of(_as_batch(checked("batch", batch)).select_idxs(indices), batch)
 
 
 def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> TensorDict:
@@ -332,7 +332,7 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
         checked("tensor_dict2", tensor_dict2),
     )
     stacked = stacked_keys([first, second])
-    whole = as_batch(first, stacked).union(as_batch(second, stacked))
+    whole = _as_batch(first, stacked).union(_as_batch(second, stacked))
     target = first.clone(recurse=False) if first.is_locked else first
     held = set(first.keys())
     for key, column in {**whole._columns(), **whole.non_tensor_batch}.items():
@@ -354,7 +354,7 @@ def make_iterator(
     drop_last: bool | None = None,
 ) -> Iterator[TensorDict]:
     """Mini-batches, every row once per epoch; see `DataProto.make_iterator`."""
-    batch = as_batch(checked("tensordict", tensordict))
+    batch = _as_batch(checked("tensordict", tensordict))
     pieces = batch.make_iterator(mini_batch_size, epochs, seed, dataloader_kwargs, drop_last=drop_last)
     return (tensordict_of(piece, tensordict) for piece in pieces)
 
@@ -365,7 +365,7 @@ def pad_to_divisor(data: TensorDict, size_divisor: int) -> tuple[TensorDict, int
     Raises:
         InvalidValueError: `size_divisor` is less than 1.
     """
-    padded, pad_size = pad_dataproto_to_divisor(as_batch(checked("data", data)), size_divisor)
+    padded, pad_size = pad_dataproto_to_divisor(_as_batch(checked("data", data)), size_divisor)
     return tensordict_of(padded, data), pad_size
 
 
@@ -375,7 +375,7 @@ def unpad(data: TensorDict, pad_size: int) -> TensorDict:
     Raises:
         InvalidValueError: there are not so many.
     """
-    return tensordict_of(unpad_dataproto(as_batch(checked("data", data)), pad_size), data)
+    return tensordict_of(unpad_dataproto(_as_batch(checked("data", data)), pad_size), data)
 
 
 def contiguous(data: TensorDict) -> TensorDict:
@@ -440,7 +440,7 @@ def assert_tensordict_eq(td1: TensorDict, td2: TensorDict) -> None:
     if td1.batch_size != td2.batch_size:
         raise AssertionError(f"batch sizes differ: {tuple(td1.batch_size)} and {tuple(td2.batch_size)}")
     stacked = stacked_keys([td1, td2])
-    one, two = as_batch(td1, stacked), as_batch(td2, stacked)
+    one, two = _as_batch(td1, stacked), _as_batch(td2, stacked)
     columns = [{**batch._columns(), **batch.non_tensor_batch} for batch in (one, two)]
     _check_same_keys("columns", *columns)
     _check_same_keys("entries without rows", one.meta_info, two.meta_info)

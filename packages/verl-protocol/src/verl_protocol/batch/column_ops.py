@@ -210,7 +210,7 @@ class BatchColumns(BatchRows):
             arrays = {key: moved(column) for key, column in arrays.items()}
         count, has_batch = self._row_count(), self._has_batch()
         self._set_columns(tensors if has_batch else None, count, target if has_batch else None)
-        self.non_tensor_batch = dict(arrays)
+        self.non_tensor_batch: dict[str, NDArray[Any]] = dict(arrays)
         return self
 
 

@@ -39,7 +39,7 @@ class DataProtoItem(BatchState):
         mine = (self._columns(), self.non_tensor_batch, self.meta_info)
         return equal(mine, (other._columns(), other.non_tensor_batch, other.meta_info))
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
 
 def item_of(data: BatchState, row: int) -> DataProtoItem:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from numpy.typing import NDArray
@@ -229,7 +229,7 @@ class DataProto(BatchJoining):
     def __eq__(self, other: object) -> bool:
         return self.equals(other) if isinstance(other, DataProto) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     def equals(self, other: object) -> bool:
         """Whether `other` has the same rows, columns and meta_info; always answers, NaN equals NaN."""

@@ -18,6 +18,7 @@ class Stored:
     """A reference of `InProcessStore`: alive as long as somebody has it, and so are the columns."""
 
     __slots__ = ("columns",)
+    columns: Mapping[str, Any]
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
         self.columns = columns

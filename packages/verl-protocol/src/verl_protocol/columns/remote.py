@@ -144,8 +144,8 @@ class RemoteColumn:
     __slots__ = ("_fetched", "_version", "form", "pieces", "rows")
 
     def __init__(self, form: ColumnForm, pieces: Iterable[Piece], rows: RowMap | None = None) -> None:
-        self.form = form
-        self.pieces = tuple(pieces)
+        self.form: ColumnForm = form
+        self.pieces: tuple[Piece, ...] = tuple(pieces)
         self.rows: RowMap = range(sum(piece.num_rows for piece in self.pieces)) if rows is None else rows
         self._fetched: Any = None
         self._version = -1

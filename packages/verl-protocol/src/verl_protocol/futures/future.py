@@ -90,9 +90,9 @@ class DataProtoFuture(PendingBatch, Generic[B_co]):
         if row_aligned is None:
             row_aligned = _is_concat(collect_fn)
         self.collect_fn = collect_fn
-        self.futures = list(futures)
+        self.futures: list[Part] = list(futures)
         self.dispatch_fn = dispatch_fn
-        self.row_counts = None if row_counts is None else list(row_counts)
+        self.row_counts: list[Any] | None = None if row_counts is None else list(row_counts)
         self.row_aligned = row_aligned
         self._cuts: tuple[Cut | Rows, ...] = ()
 
