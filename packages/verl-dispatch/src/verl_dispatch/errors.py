@@ -166,7 +166,8 @@ class UnknownRoleError(PortableError, KeyError):
     """A role that does not share this process."""
 
     def __init__(self, role: object, known: Mapping[str, str]) -> None:
-        self.role, self.known = role, dict(known)
+        self.role: object = role
+        self.known: dict[str, str] = dict(known)
         roles = ", ".join(f"{name} ({cls})" for name, cls in known.items()) or "none"
         super().__init__(f"unknown role {role!r}; colocated roles: {roles}")
 
@@ -195,7 +196,8 @@ class NotPicklableError(PortableError, TypeError):
     """A thing that belongs to the program that made it, about to be pickled, copied or sent to a worker."""
 
     def __init__(self, what: str, ways: str) -> None:
-        self.what, self.ways = what, ways
+        self.what: str = what
+        self.ways: str = ways
         super().__init__(f"{what} cannot be pickled, copied or sent to a worker: {ways}")
 
 
@@ -240,9 +242,9 @@ class WorkerGroupError(PortableError, RuntimeError):
     ) -> None:
         self.group = group
         self.method = method
-        self.errors = dict(sorted((errors or {}).items()))
-        self.failed_ranks = list(self.errors)
-        self.unanswered_ranks = sorted(unanswered_ranks)
+        self.errors: dict[int, WorkerFailure] = dict(sorted((errors or {}).items()))
+        self.failed_ranks: list[int] = list(self.errors)
+        self.unanswered_ranks: list[int] = sorted(unanswered_ranks)
         super().__init__(self._message(reason))
 
     def _message(self, reason: str) -> str:
@@ -271,7 +273,7 @@ class CallTimeout(PortableError, TimeoutError):
         self.group = group
         self.method = method
         self.timeout_s = timeout_s
-        self.unanswered_ranks = sorted(unanswered_ranks)
+        self.unanswered_ranks: list[int] = sorted(unanswered_ranks)
         super().__init__(
             f"group {group!r}, method {method!r}: no answer within {timeout_s:g} s from "
             f"{_ranks(self.unanswered_ranks)}; give more time with .options(timeout_s=...)"

@@ -352,7 +352,7 @@ class SilentWorker(Worker):
     """Never calls the constructor of `Worker`."""
 
     def __init__(self) -> None:
-        self.seen = self.rank
+        self.seen: int = self.rank
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def get(self) -> tuple[int, int]:

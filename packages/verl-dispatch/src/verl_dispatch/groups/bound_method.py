@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Generic, Self, Unpack, overload
 
@@ -35,12 +36,12 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         self._options = options
         self._planner = CallPlanner(group, method, options)
         self._blocking = method.blocking if options.blocking is None else options.blocking
-        self.__name__ = method.name
+        self.__name__: str = method.name
         self.__qualname__ = method.function.__qualname__
         self.__module__ = method.function.__module__
         self.__doc__ = method.function.__doc__
-        self.__wrapped__ = method.function
-        self.__signature__ = method.signature
+        self.__wrapped__: Callable[..., Any] = method.function
+        self.__signature__: inspect.Signature = method.signature
 
     def __call__(self, /, *args: GP.args, **kwargs: GP.kwargs) -> D_co:
         """Runs the method on the workers; waits for the result unless registered with `blocking=False`."""

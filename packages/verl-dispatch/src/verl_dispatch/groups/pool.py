@@ -42,7 +42,7 @@ class ResourcePool:
         n_gpus_per_node: int = 8,
     ) -> None:
         self._store = [whole_number("process_on_nodes", count, 1) for count in process_on_nodes or ()]
-        self.max_colocate_count = whole_number("max_colocate_count", max_colocate_count, 1)
+        self.max_colocate_count: int = whole_number("max_colocate_count", max_colocate_count, 1)
         self.n_gpus_per_node = n_gpus_per_node
 
     @property

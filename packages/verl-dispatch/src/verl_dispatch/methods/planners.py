@@ -47,7 +47,7 @@ class CallPlanner:
         self._remote = by_default if options.remote is None else options.remote
         self._pair: tuple[Any, Any] = (None, None)
         self._spec = RANK_ZERO
-        self.mode = mode_name(method.dispatch_mode)
+        self.mode: str = mode_name(method.dispatch_mode)
 
     def spec(self) -> ModeSpec:
         """The mode as it is now; checked whenever it has changed.

@@ -139,6 +139,9 @@ class Labels:
     """Names the arguments of one method; without a method, by position and keyword only."""
 
     __slots__ = ("method", "parameters", "start")
+    method: str
+    parameters: Sequence[str]
+    start: int
 
     def __init__(self, method: str = "", parameters: Sequence[str] = (), start: int = 0) -> None:
         self.method = method

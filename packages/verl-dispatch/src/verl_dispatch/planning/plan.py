@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from verl_protocol import DataProtoFuture
@@ -190,7 +190,7 @@ class CallPlan:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CallPlan) and same_value(_plan_facts(self), _plan_facts(other))
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     def __iter__(self) -> Iterator[RankCall]:
         return iter(self.calls)
