@@ -6,9 +6,9 @@ from verl_dispatch.errors import MeshError as MeshError
 from verl_dispatch.errors import UnknownMethodError as UnknownMethodError
 from verl_dispatch.errors import WorkerFailure as WorkerFailure
 from verl_dispatch.errors import WorkerGroupError as WorkerGroupError
-from verl_dispatch.groups.bound_method import CallFuture as CallFuture
-from verl_dispatch.groups.bound_method import CallTrace as CallTrace
 from verl_dispatch.groups.bound_method import GroupMethod as GroupMethod
+from verl_dispatch.groups.call import CallFuture as CallFuture
+from verl_dispatch.groups.call import CallTrace as CallTrace
 from verl_dispatch.groups.group import WorkerGroup as WorkerGroup
 from verl_dispatch.groups.pool import ClassWithInitArgs as ClassWithInitArgs
 from verl_dispatch.groups.pool import ResourcePool as ResourcePool
