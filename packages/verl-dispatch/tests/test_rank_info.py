@@ -113,4 +113,14 @@ def test_environment_of_many_ranks_in_one_process_is_not_asked() -> None:
 def test_environment_and_rank_info_say_the_same() -> None:
     info = RankInfo(2, 4, 0, 2, "10.0.0.1", "29500", "actor", "local")
     assert RankInfo.from_environment(info.environment()) == info
-    assert info.environment()["RAY_LOCAL_WORLD_SIZE"] == "2"
+    assert info.environment() == {
+        "RANK": "2",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "2",
+        "RAY_LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500",
+        "WG_PREFIX": "actor",
+        "WG_BACKEND": "local",
+    }

@@ -13,7 +13,10 @@ from verl_dispatch.errors import MissingRankVariablesError
 
 __all__ = [
     "RankInfo",
+    "address_family",
     "free_port",
+    "host_for_env",
+    "host_for_url",
     "node_address",
 ]
 
@@ -100,7 +103,52 @@ def _whole_number(env: Mapping[str, str], name: str, default: str | None = None)
         raise _bad_variable(name, text, "a whole number") from None
 
 
-# --- The address of this machine and a port that is free on it --------------------------------------------
+# --- Addresses in both notations and both families, and a port that is free -------------------------------
+
+
+def host_for_env(host: str) -> str:
+    """The host as MASTER_ADDR wants it: no brackets.
+
+    >>> host_for_env("[fe80::1]"), host_for_env("10.0.0.1")
+    ('fe80::1', '10.0.0.1')
+    """
+    return host.strip().removeprefix("[").removesuffix("]")
+
+
+def host_for_url(host: str) -> str:
+    """The host as `host:port` and URLs want it: IPv6 in brackets, all else as it is.
+
+    >>> host_for_url("fe80::1"), host_for_url("[fe80::1]"), host_for_url("node-3")
+    ('[fe80::1]', '[fe80::1]', 'node-3')
+    """
+    bare = host_for_env(host)
+    return f"[{bare}]" if ":" in bare else bare
+
+
+def address_family(host: str) -> socket.AddressFamily:
+    """AF_INET6 for what has an IPv6 address only, else AF_INET."""
+    try:
+        answers = socket.getaddrinfo(host_for_env(host), None, type=socket.SOCK_STREAM)
+    except OSError:
+        return socket.AF_INET
+    families = {answer[0] for answer in answers}
+    return socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that is free on `host` now, tested on the family that will be used.
+
+    Another program may take it before you do.
+
+    Raises:
+        OSError: `host` is no address of this machine.
+
+    >>> 0 < free_port() < 65536
+    True
+    """
+    with socket.socket(address_family(host), socket.SOCK_STREAM) as probe:
+        probe.bind((host_for_env(host), 0))
+        return int(probe.getsockname()[1])
 
 
 def node_address() -> str:
@@ -114,15 +162,3 @@ def node_address() -> str:
         except OSError:
             continue
     return "127.0.0.1"
-
-
-def free_port(host: str) -> int:
-    """A TCP port that is free on `host` now, asked of the address family that `host` uses.
-
-    >>> 0 < free_port("127.0.0.1") < 65536
-    True
-    """
-    family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.bind(address)
-        return int(listener.getsockname()[1])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from verl_dispatch.workers.collectives import ProcessGroup, ReduceOp, cannot_meet
+from verl_dispatch.workers.rank import host_for_url
 
 if TYPE_CHECKING:
     from verl_dispatch.workers.rank import RankInfo
@@ -59,7 +60,7 @@ class TorchProcessGroup(ProcessGroup):
             torch.cuda.set_device(device_index)
         dist.init_process_group(
             backend,
-            init_method=f"tcp://{_url_host(info.master_addr)}:{info.master_port}",
+            init_method=f"tcp://{host_for_url(info.master_addr)}:{info.master_port}",
             rank=self.rank,
             world_size=self.world_size,
             timeout=timedelta(seconds=self._timeout_s),
@@ -132,8 +133,3 @@ def _device_index(info: RankInfo) -> int | None:
     if info.device_index is not None or not torch.cuda.is_available():
         return info.device_index
     return None if info.backend else info.local_rank % torch.cuda.device_count()
-
-
-def _url_host(host: str) -> str:
-    bare = host.strip("[]")
-    return f"[{bare}]" if ":" in bare else bare

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
-from verl_ray.worker.rendezvous import address_family, free_port, host_for_env, host_for_url
+from verl_dispatch.workers.rank import address_family, free_port, host_for_env, host_for_url
 
 
 @pytest.mark.parametrize(
