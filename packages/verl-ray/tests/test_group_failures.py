@@ -46,6 +46,13 @@ class Locked(Exception):
         self.lock = threading.Lock()
 
 
+class NeverText(Exception):
+    """Cannot be told in UTF-8."""
+
+    def __str__(self) -> str:
+        return "odd \ud800"
+
+
 class TwoFacts(Exception):
     """Can be pickled, and not be made again."""
 
@@ -81,6 +88,13 @@ class Frail(Worker):
             raise Locked("cannot travel")
         if how == "two facts":
             raise TwoFacts(1, 2)
+        if how == "no text":
+            try:
+                raise KeyError("behind \ud800")
+            except KeyError as error:
+                raise ValueError("half \ud800 a pair") from error
+        if how == "never text":
+            raise NeverText
         raise ValueError("start" + "x" * 3_000_000 + "end")
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -179,7 +193,13 @@ def test_errors_say_where_and_the_group_lives_on_if_all_answered() -> None:
         assert len(fine.get()) == 2
         with pytest.raises(WorkerGroupError, match=r"'fail_all'.*\n.*rank 0 says no"):
             list(group.fail_all.stream())
-        said = {"locked": "Locked: cannot travel", "two facts": "TwoFacts: 1 is not 2", "huge": "xend"}
+        said = {
+            "locked": "Locked: cannot travel",
+            "two facts": "TwoFacts: 1 is not 2",
+            "no text": r"ValueError: half \ud800 a pair",
+            "never text": r"NeverText: odd \ud800",
+            "huge": "xend",
+        }
         for how, text in said.items():
             with pytest.raises(WorkerGroupError) as odd:
                 group.fail_oddly(how)

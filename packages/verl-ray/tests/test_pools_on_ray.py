@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import ray
-from verl_ray.errors import PlacementNameTaken, PoolAlreadyPlaced, PoolClosed, PoolFull, SlotOverdrawn
+from verl_ray.errors import NameTakenError, PoolAlreadyPlaced, PoolClosed, PoolFull, ResourceUnavailable
 from verl_ray.pools.placement import release, sort_placement_group_by_node_ip
 from verl_ray.pools.pool import (
     RayResourcePool,
@@ -126,7 +126,7 @@ def test_an_exact_name_can_be_attached_to_and_a_clash_names_the_owner() -> None:
         groups = one.get_placement_groups(name="exact")
         assert [ray.util.get_placement_group("exact0")] == groups
         job = ray.get_runtime_context().get_job_id()
-        with pytest.raises(PlacementNameTaken, match=f"'exact0' already exists, owned by job {job}"):
+        with pytest.raises(NameTakenError, match=f"'exact0' already exists, owned by job {job}"):
             other.get_placement_groups(name="exact")
         other.pgs = groups
         assert other.slots() == one.slots()
@@ -193,7 +193,7 @@ def test_as_many_groups_fit_as_the_pool_says(shares: int) -> None:
 
 def test_a_demand_beyond_the_bundle_is_refused_at_once() -> None:
     with RayResourcePool([1], use_gpu=False) as pool:
-        with pool.acquire("one", {"CPU": 1}), pytest.raises(SlotOverdrawn, match="rank 0 asks CPU 1"):
+        with pool.acquire("one", {"CPU": 1}), pytest.raises(ResourceUnavailable, match="rank 0 asks CPU 1"):
             pool.acquire("two", {"CPU": 1})
         with pool.acquire("three", {"CPU": 1}):
             assert pool.owners() == ["three"]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 import socket
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from verl_ray.errors import PortRangeExhausted, ResourceUnavailable
+from verl_ray.errors import ResourceUnavailable
 from verl_ray.worker.rendezvous import (
     Rendezvous,
-    RendezvousError,
     RendezvousRequest,
     choose_rendezvous,
     free_port,
@@ -43,7 +41,7 @@ def test_groups_of_one_range_get_different_ports_without_using_them() -> None:
     request = RendezvousRequest(master_port_range=(first, first + 4))
     held = [choose_rendezvous(request, LOCAL) for _ in range(4)]
     assert sorted(each.rendezvous.port for each in held) == list(range(first, first + 4))
-    with pytest.raises(PortRangeExhausted, match=f"{first}-{first + 4} on {LOCAL}"):
+    with pytest.raises(ResourceUnavailable, match=f"{first}-{first + 4} on {LOCAL}"):
         choose_rendezvous(request, LOCAL)
     for each in held:
         each.close()
@@ -59,7 +57,7 @@ def test_a_held_port_is_refused_to_strangers_and_given_to_torch() -> None:
         store = TCPStore(LOCAL, port, 1, True, timeout=timedelta(seconds=10), wait_for_workers=False)
         store.set("key", "value")
         assert store.get("key") == b"value"
-        with pytest.raises(PortRangeExhausted):
+        with pytest.raises(ResourceUnavailable):
             choose_rendezvous(RendezvousRequest(master_port_range=(port, port + 1)), LOCAL)
         del store
 
@@ -87,14 +85,5 @@ def test_a_named_meeting_point_is_taken_as_it_is() -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_starts(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(RendezvousError, match=message):
+    with pytest.raises(ValueError, match=message):
         RendezvousRequest(**given)
-
-
-def test_errors_cross_process_borders() -> None:
-    error = pickle.loads(pickle.dumps(PortRangeExhausted(1, 2, "h")))
-    assert isinstance(error, ResourceUnavailable)
-    assert str(error) == str(PortRangeExhausted(1, 2, "h"))
-    with pytest.raises(RendezvousError) as caught:
-        RendezvousRequest(master_port=1)
-    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 import pytest
-from verl_ray.errors import PoolFull, SlotOverdrawn
+from verl_ray.errors import PoolFull, ResourceUnavailable
 from verl_ray.pools.shares import Claim, Share, ShareLedger, demand_of_options, share_of
 
 SLOTS = [("group", 0), ("group", 1)]
@@ -38,14 +38,14 @@ def test_a_refused_group_leaves_nothing_behind() -> None:
 def test_what_a_slot_has_left_is_counted_too() -> None:
     ledger = ShareLedger()
     ledger.take("pool", "one", _claims(SLOTS, 0.75), 10)
-    with pytest.raises(SlotOverdrawn, match=r"rank 0 asks CPU 0\.5, its slot has 0\.25 of 1 left"):
+    with pytest.raises(ResourceUnavailable, match=r"rank 0 asks CPU 0\.5, its slot has 0\.25 of 1 left"):
         ledger.take("pool", "two", _claims(SLOTS, 0.5), 10)
     ledger.take("pool", "three", _claims(SLOTS, 0.25), 10)
 
 
 def test_a_resource_that_the_slot_does_not_have_is_refused() -> None:
     claim = Claim(0, SLOTS[0], {"CPU": 1}, {"GPU": 1})
-    with pytest.raises(SlotOverdrawn, match="asks GPU 1, its slot has 0 of 0"):
+    with pytest.raises(ResourceUnavailable, match="asks GPU 1, its slot has 0 of 0"):
         ShareLedger().take("pool", "one", [claim], 10)
 
 

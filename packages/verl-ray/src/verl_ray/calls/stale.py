@@ -14,7 +14,7 @@ import ray
 from verl_dispatch.planning.plan import RankCall, arguments_of
 from verl_protocol.futures.any_batch import is_proto
 
-from verl_ray.errors import StaleReferenceError
+from verl_ray.errors import StaleFutureError
 
 __all__ = ["refuse_retired", "retire"]
 
@@ -34,7 +34,7 @@ def refuse_retired(calls: Iterable[RankCall]) -> None:
     arrays of objects and batches.
 
     Raises:
-        StaleReferenceError: the worker that made it was ended by a restart.
+        StaleFutureError: the worker that made it was ended by a restart.
     """
     if not _RETIRED:
         return
@@ -44,7 +44,14 @@ def refuse_retired(calls: Iterable[RankCall]) -> None:
     for ref in _references(distinct.values()):
         made_by = _RETIRED.get(ref.task_id().actor_id().binary())
         if made_by is not None:
-            raise StaleReferenceError(*made_by)
+            group, generation = made_by
+            raise StaleFutureError(
+                group,
+                "restart",
+                reason=f"an ObjectRef among the arguments was made by generation {generation} of the "
+                "workers; the group was restarted since, so it is refused: call the method again, or "
+                "pass the value",
+            )
 
 
 def _references(values: Collection[Any]) -> Iterator[ray.ObjectRef[Any]]:

@@ -27,12 +27,11 @@ from verl_protocol.columns.travel import MOST_OBJECTS
 from verl_ray.calls.call import RayCall, unread_behind
 from verl_ray.calls.futures import learn_row_counts
 from verl_ray.calls.packing import Arguments, Packer
-from verl_ray.errors import OutOfReachError, TransportRefusedError
+from verl_ray.errors import TransportRefusedError, out_of_reach
 from verl_ray.group.worker_set import WorkerSet
 from verl_ray.wire.message import ONE_READER, Answer, count_rows
 from verl_ray.wire.refs import maker_of, transport_of
 from verl_ray.worker.actor import ANY_METHOD, direct_methods, routes_of
-from verl_ray.worker.environment import rank_env
 
 __all__ = [
     "DirectPaths",
@@ -62,7 +61,7 @@ class DirectPaths:
 
     def __init__(self, worker_set: WorkerSet, user_class: type, role: str | None) -> None:
         self._worker_set = worker_set
-        self._asked = direct_methods(user_class if role is None else roles_of(user_class)[role])
+        self._asked = dict(direct_methods(user_class if role is None else roles_of(user_class)[role]))
         self._open: set[tuple[str, int]] = set()
 
     def open(self, method: str) -> str | None:
@@ -108,7 +107,7 @@ class DirectPaths:
         """Whether the worker of this rank itself made, and still holds, what is behind a direct reference.
 
         Raises:
-            OutOfReachError: the tensors cannot get to that worker.
+            ValueError: the tensors cannot get to that worker.
         """
         transport, maker, handle = transport_of(ref), maker_of(ref), self._worker_set.handles[rank]
         if transport is None:
@@ -117,7 +116,7 @@ class DirectPaths:
         # it is copied; and where warnings are errors, this one would end the driver.
         warnings.filterwarnings("ignore", message="RDT ObjectRef")
         if maker is None or not _reaches(maker, handle, transport):
-            raise OutOfReachError(f"method {method!r} of group {self._worker_set.name!r}", transport)
+            raise out_of_reach(f"method {method!r} of group {self._worker_set.name!r}", transport)
         return bool(maker == handle)
 
 
@@ -132,7 +131,7 @@ def _reaches(maker: Any, handle: Any, transport: str) -> bool:
 def _restoring(worker_set: WorkerSet) -> list[Any]:
     """Ray has written its own meeting point over the group's."""
     return [
-        handle.__ray_call__.remote(_set_environment, rank_env(worker_set.rank_info(rank)))
+        handle.__ray_call__.remote(_set_environment, worker_set.rank_info(rank).environment())
         for rank, handle in enumerate(worker_set.handles)
     ]
 

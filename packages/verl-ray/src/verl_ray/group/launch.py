@@ -22,7 +22,7 @@ from verl_protocol.futures.parts import Deadline
 from verl_ray.calls.failures import describe_failures, survey
 from verl_ray.calls.futures import AnswerPart, PartsArriving
 from verl_ray.calls.packing import Arguments, Packer
-from verl_ray.errors import NodeLost, ResourceUnavailable, StartTimeout, WorkerNameTaken
+from verl_ray.errors import NameTakenError, NodeLost, ResourceUnavailable, StartTimeout
 from verl_ray.pools.cluster import actor_state
 from verl_ray.wire.message import ONE_READER
 from verl_ray.worker.actor import CLEAN_UP, RayClassWithInitArgs
@@ -120,7 +120,11 @@ def _start_actor(spec: LaunchSpec, options: Mapping[str, Any], name: str) -> Any
     try:
         return spec.template.remote({**options, "name": name})
     except ActorAlreadyExistsError:
-        raise WorkerNameTaken(spec.group, name) from None
+        raise NameTakenError(
+            f"group {spec.group!r} cannot start a worker named {name!r}: one of that name lives already; "
+            "choose another name_prefix, attach to it with RayWorkerGroup.from_detached(worker_names=[...]), "
+            "or end it with destroy_detached([...])"
+        ) from None
 
 
 def _send_set_ups(spec: LaunchSpec, handles: Sequence[Any], meeting: Any) -> tuple[Any, ...]:

@@ -12,8 +12,9 @@ from typing import Any
 
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from verl_dispatch.workers.rank import RankInfo
+from verl_protocol.errors import InvalidValueError
 
-from verl_ray.errors import DetachedGroupError, UnsupportedOptionError
+from verl_ray.errors import unusable
 from verl_ray.group.launch import LaunchSpec
 from verl_ray.group.worker_set import Places, WorkerSet
 from verl_ray.pools.ordering import local_ranks
@@ -21,7 +22,7 @@ from verl_ray.pools.pool import RayResourcePool
 from verl_ray.pools.shares import demand_of_options
 from verl_ray.pools.slots import Slot
 from verl_ray.worker.actor import RayClassWithInitArgs, check_transports
-from verl_ray.worker.environment import checked_env, forwarded_env, merge_env, merge_runtime_env
+from verl_ray.worker.environment import checked_env, forwarded_env, merge_settings
 from verl_ray.worker.host import Assignment
 from verl_ray.worker.rendezvous import RendezvousRequest
 
@@ -56,11 +57,14 @@ class GroupRequest:
 
     def __post_init__(self) -> None:
         if self.detached and not self.pool.detached:
-            raise DetachedGroupError(self.name)
+            raise InvalidValueError(
+                f"group {self.name!r}: detached workers need a detached pool, or Ray ends them with the "
+                "pool; make the pool with RayResourcePool(..., detached=True)"
+            )
         if self.use_gpu and not self.pool.use_gpu:
-            raise UnsupportedOptionError("use_gpu", True, "False or nothing on a CPU pool")
+            raise unusable("use_gpu", True, "False or nothing on a CPU pool")
         if self.profile_steps and self.worker_nsight_options is None:
-            raise UnsupportedOptionError("worker_nsight_options", None, "a dict, as profile_steps is given")
+            raise unusable("worker_nsight_options", None, "a dict, as profile_steps is given")
         check_transports(
             self.template.user_class, self.accelerator, self.template.user_options(), self.detached
         )
@@ -76,19 +80,18 @@ class GroupRequest:
         faster.
 
         Raises:
-            ForbiddenVariable: a rank or device variable.
-            SettingsConflict: two sources disagree.
+            ValueError: a rank or device variable, or two sources disagree.
         """
         given = self.template.actor_options().get("runtime_env")
         if given:
             checked_env("runtime_env", given.get("env_vars"))
-        asked = merge_env(
+        asked = merge_settings(
             worker_env=checked_env("worker_env", self.worker_env),
             forward_env=forwarded_env(self.forward_env, os.environ),
         )
         profiler = {"nsight": dict(self.worker_nsight_options or {})} if self.profile_steps else {}
         variables = {"env_vars": asked} if asked else {}
-        return merge_runtime_env(options=given, worker_env=variables, worker_nsight_options=profiler)
+        return merge_settings(options=given, worker_env=variables, worker_nsight_options=profiler)
 
     def options(self, runtime_env: Mapping[str, Any]) -> dict[str, Any]:
         """Ray options that all actors of the group have in common, once the pool is placed."""

@@ -17,7 +17,7 @@ from ray.util.placement_group import (
 )
 from verl_protocol.errors import InvalidValueError
 
-from verl_ray.errors import NOTHING_LEFT, AcceleratorNotOffered, PlacementNameTaken, PlacementTimeout
+from verl_ray.errors import NOTHING_LEFT, AcceleratorNotOffered, NameTakenError, PlacementTimeout
 from verl_ray.pools.cluster import (
     NodeFacts,
     PlacementProgress,
@@ -124,7 +124,11 @@ def _create(options: Mapping[str, Any]) -> PlacementGroup:
         if "already exists" not in str(error):
             raise
         name = options["name"]
-        raise PlacementNameTaken(name, _owner_of(name)) from error
+        raise NameTakenError(
+            f"a placement group named {name!r} already exists, owned by {_owner_of(name)}; choose another "
+            "name, leave name= out for a unique one, or use it: "
+            f"pool.pgs = [ray.util.get_placement_group({name!r})]"
+        ) from error
     return group
 
 

@@ -260,7 +260,7 @@ class RayResourcePool(ResourcePool):
 
         Raises:
             PoolFull: as many groups as `max_colocate_count` allows are on a slot.
-            SlotOverdrawn: a slot has less left than `demand`.
+            ResourceUnavailable: a slot has less left than `demand`.
             PoolClosed: the pool was shut down.
         """
         slots = self.slots()

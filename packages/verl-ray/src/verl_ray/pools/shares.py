@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from verl_ray.errors import PoolFull, SlotOverdrawn
+from verl_ray.errors import PoolFull, ResourceUnavailable
 
 __all__ = ["LEDGER", "Claim", "Share", "ShareLedger", "demand_of_options", "share_of"]
 
@@ -72,7 +72,7 @@ class ShareLedger:
 
         Raises:
             PoolFull: a slot has `limit` holders already.
-            SlotOverdrawn: a slot has less left than its worker asks.
+            ResourceUnavailable: a slot has less left than its worker asks.
         """
         with self._lock:
             for claim in claims:
@@ -90,7 +90,12 @@ class ShareLedger:
             total = claim.capacity.get(resource, 0)
             used = sum(round(h.claim.demand.get(resource, 0) * _UNIT) for h in holdings)
             if used + round(asked * _UNIT) > round(total * _UNIT):
-                raise SlotOverdrawn(claim.rank, resource, asked, total - used / _UNIT, total)
+                raise ResourceUnavailable(
+                    f"the worker of rank {claim.rank} asks {resource} {asked:g}, its slot has "
+                    f"{total - used / _UNIT:g} of {total:g} left. Ask for less {resource} in the options of "
+                    "RayClassWithInitArgs, or make the pool with larger bundles (max_colocate_count, "
+                    "cpus_per_worker)"
+                )
 
     def give_back(self, ticket: int) -> None:
         """Forget the claims of a ticket; unknown tickets are fine."""

@@ -14,9 +14,10 @@ from verl_dispatch.groups.pool import ClassWithInitArgs, W_co
 from verl_dispatch.methods.decorator import MAGIC_ATTR, register_options
 from verl_dispatch.workers import roles
 from verl_dispatch.workers.roles import ColocatedWorker, clean_up, clean_up_hook, has_async_methods, roles_of
+from verl_protocol.errors import InvalidValueError
 
-from verl_ray.errors import RestartsRefusedError, TransportRefusedError, UnsupportedOptionError
-from verl_ray.worker.environment import merge_runtime_env
+from verl_ray.errors import TransportRefusedError, unusable
+from verl_ray.worker.environment import merge_settings
 from verl_ray.worker.host import Host, hidden_async_methods, runner, runner_name
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ __all__ = [
     "direct_methods",
     "routes_of",
     "user_class_of",
-    "uses_direct_transport",
 ]
 
 
@@ -82,8 +82,8 @@ def user_class_of(cls: Any) -> type:
 
 
 def classes_of(user_class: type) -> tuple[type, ...]:
-    """The class itself, or the classes of its roles."""
-    return tuple(roles_of(user_class).values()) or (user_class,)
+    """The class itself, then those of its roles."""
+    return (user_class, *roles_of(user_class).values())
 
 
 def routes_of(user_class: type) -> tuple[Route, ...]:
@@ -122,10 +122,10 @@ def derive_actor_class(user_class: type, *, interleaves: bool = False) -> type:
     }
     if not is_asyncio:
         members |= hidden_async_methods(user_class)
-    if any(clean_up_hook(cls, CLEAN_UP_HOOKS) for cls in (user_class, *classes_of(user_class))):
-        members[CLEAN_UP] = runner(CLEAN_UP, _clean_up, interleaves=is_asyncio)
+    if any(clean_up_hook(cls, CLEAN_UP_HOOKS) for cls in classes_of(user_class)):
+        members[CLEAN_UP] = runner(CLEAN_UP, _clean_up, CLEAN_UP, interleaves=is_asyncio)
     for route in routes_of(user_class):
-        members[route.runner] = runner(route.runner, _finder(route), interleaves=is_asyncio)
+        members[route.runner] = runner(route.runner, _finder(route), route.method, interleaves=is_asyncio)
     if issubclass(user_class, ColocatedWorker):
         # The roles' arguments come with the set-up call, not with the class: they may be large.
         members["role_specs"] = ()
@@ -154,73 +154,7 @@ def _clean_up(worker: Any) -> Callable[[], Any]:
     return lambda: clean_up(worker, CLEAN_UP_HOOKS) if hasattr(worker, "_verl_report") else None
 
 
-# --- Which methods ask for a direct transport of their results, and whether Ray can offer it to their
-#     group
-
-
-_MODULES = {"gloo": "torch", "nccl": "cupy", "nixl": "nixl"}
-"""What Ray imports to use a transport."""
-
-
-def direct_methods(cls: type) -> dict[str, str]:
-    """The methods of a worker class that ask for a direct transport, each with the transport's name."""
-    return dict(_direct_methods(cls))
-
-
-def _direct_methods(cls: type) -> Iterator[tuple[str, str]]:
-    for name in dir(cls):
-        function = getattr(cls, name, None)
-        if hasattr(function, MAGIC_ATTR):
-            transport = register_options(function).tensor_transport
-            if transport is not None:
-                yield name, str(transport).lower()
-
-
-def check_transports(
-    user_class: type, accelerator: str | None, options: Mapping[str, Any], detached: bool
-) -> None:
-    """Refuse up front what Ray could not do later.
-
-    Raises:
-        TransportRefusedError: a method asks for one that Ray cannot offer to this group.
-    """
-    for method, transport in _all_direct_methods(user_class):
-        problem = _problem(transport, accelerator, options, detached)
-        if problem is not None:
-            raise TransportRefusedError(method, transport, *problem)
-
-
-def uses_direct_transport(user_class: type) -> bool:
-    """Whether the class, or one of its roles, has a method that asks for a direct transport."""
-    return any(True for _ in _all_direct_methods(user_class))
-
-
-def _all_direct_methods(user_class: type) -> Iterator[tuple[str, str]]:
-    for cls in classes_of(user_class):
-        yield from _direct_methods(cls)
-
-
-def _problem(
-    transport: str, accelerator: str | None, options: Mapping[str, Any], detached: bool
-) -> tuple[str, str] | None:
-    """Why Ray cannot, and the way out."""
-    if transport not in _MODULES:
-        return "Ray has no such transport", f"use one of {', '.join(sorted(_MODULES))}"
-    if transport == "nccl" and accelerator != "GPU":
-        return "the workers have no GPUs", "use gloo on CPUs"
-    if find_spec(_MODULES[transport]) is None:
-        return f"Ray needs the package {_MODULES[transport]} for it", "install it, or use gloo on CPUs"
-    if detached:
-        return (
-            "its results end with the driver that called",
-            "make the group without detached",
-        )
-    if (options.get("max_concurrency") or 1) > 1:
-        return "the calls of its workers overtake each other", "leave max_concurrency out"
-    return None
-
-
-# --------------------------------------------------------------------------------------------------------
+# --- What a group is started from -------------------------------------------------------------------------
 
 
 P = ParamSpec("P")
@@ -295,11 +229,15 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
         """What every actor of a group is started with, before the group adds its own.
 
         Raises:
-            RestartsRefusedError: Ray would restart dead actors, and they would come back empty.
+            ValueError: Ray would restart dead actors, and they would come back empty.
         """
         options = self.user_options()
         if options.get("max_restarts"):
-            raise RestartsRefusedError(self.user_class.__name__, options["max_restarts"])
+            raise InvalidValueError(
+                f"max_restarts={options['max_restarts']} for {self.user_class.__name__}: a worker that Ray "
+                "restarts comes back without its state, its meshes and its process group; leave max_restarts "
+                "out and use group.restart(), which restarts all workers together"
+            )
         return options
 
     def interleaves(self) -> bool:
@@ -315,7 +253,7 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
         return self._actor_classes[interleaves]
 
     def _remote_class(self, derived: type) -> Any:
-        if uses_direct_transport(self.user_class) or self.user_options().get(_DIRECT):
+        if direct_methods(*classes_of(self.user_class)) or self.user_options().get(_DIRECT):
             # Ray then runs the methods beside the main thread; it takes this with the class, not per actor.
             remote: Any = ray.remote
             return remote(**{_DIRECT: True})(derived)
@@ -342,7 +280,7 @@ def _refuse_concurrency_groups(user_class: type, options: Mapping[str, Any]) -> 
             group = getattr(method, "__ray_concurrency_group__", None)
             asked |= {} if group is None else {f"concurrency_group of {cls.__name__}.{name}": group}
     for argument, given in asked.items():
-        raise UnsupportedOptionError(
+        raise unusable(
             argument,
             given,
             "none: a worker runs the calls of its group one at a time, in the order sent; "
@@ -365,7 +303,7 @@ def create_colocated_worker_cls(
         class_dict: role -> template.
 
     Raises:
-        SettingsConflict: two roles set one option to different values.
+        ValueError: two roles set one option to different values.
 
     >>> class Actor: ...
     >>> class Critic: ...
@@ -410,6 +348,58 @@ def _template(
 ) -> RayClassWithInitArgs[Any]:
     template: RayClassWithInitArgs[Any] = RayClassWithInitArgs(_raw_class(class_dict, fused=fused))
     template.update_options(
-        merge_runtime_env(**{role: each.user_options() for role, each in class_dict.items()})
+        merge_settings(**{role: each.user_options() for role, each in class_dict.items()})
     )
     return template
+
+
+# --- Methods that ask for a direct transport of their results, and whether Ray can offer it ----------------
+
+
+_MODULES = {"gloo": "torch", "nccl": "cupy", "nixl": "nixl"}
+"""What Ray imports to use a transport."""
+
+
+def direct_methods(*classes: type) -> list[tuple[str, str]]:
+    """The methods of worker classes that ask for a direct transport, each with the transport's name."""
+    return [
+        (name, str(transport).lower())
+        for cls in classes
+        for name, function in inspect.getmembers(cls, inspect.isfunction)
+        if hasattr(function, MAGIC_ATTR)
+        and (transport := register_options(function).tensor_transport) is not None
+    ]
+
+
+def check_transports(
+    user_class: type, accelerator: str | None, options: Mapping[str, Any], detached: bool
+) -> None:
+    """Refuse up front what Ray could not do later.
+
+    Raises:
+        TransportRefusedError: a method asks for one that Ray cannot offer to this group.
+    """
+    for method, transport in direct_methods(*classes_of(user_class)):
+        problem = _problem(transport, accelerator, options, detached)
+        if problem is not None:
+            raise TransportRefusedError(method, transport, *problem)
+
+
+def _problem(
+    transport: str, accelerator: str | None, options: Mapping[str, Any], detached: bool
+) -> tuple[str, str] | None:
+    """Why Ray cannot, and the way out."""
+    if transport not in _MODULES:
+        return "Ray has no such transport", f"use one of {', '.join(sorted(_MODULES))}"
+    if transport == "nccl" and accelerator != "GPU":
+        return "the workers have no GPUs", "use gloo on CPUs"
+    if find_spec(_MODULES[transport]) is None:
+        return f"Ray needs the package {_MODULES[transport]} for it", "install it, or use gloo on CPUs"
+    if detached:
+        return (
+            "its results end with the driver that called",
+            "make the group without detached",
+        )
+    if (options.get("max_concurrency") or 1) > 1:
+        return "the calls of its workers overtake each other", "leave max_concurrency out"
+    return None

@@ -15,6 +15,7 @@ import logging
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
@@ -31,7 +32,6 @@ from verl_dispatch.workers.site import building
 from verl_ray._clock import IMPORTED_AT
 from verl_ray.pools.devices import accelerator_named, hidden_masks, is_noset, settle_masks, visible_index
 from verl_ray.wire.message import Message, check_arguments, open_message, prepare_answer
-from verl_ray.worker.environment import rank_env
 from verl_ray.worker.rendezvous import HeldRendezvous, Rendezvous, RendezvousRequest, choose_rendezvous
 
 __all__ = [
@@ -45,6 +45,289 @@ __all__ = [
     "runner_name",
     "startup_times",
 ]
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What the group decides about one worker: its identity, and the accelerator of its slot, if any."""
+
+    rank_info: RankInfo
+    accelerator: str | None = None
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What a worker says about itself once it is set up.
+
+    Attributes:
+        rank_info: its place in the group.
+        node_id: Ray's id of its node.
+        node_ip: address of its node.
+        pid: its process.
+        loaded_at: when its process began to import this package and the user's code, seconds since the epoch.
+        imports_s: seconds until the actor existed.
+        constructor_s: seconds in the user's constructor.
+    """
+
+    rank_info: RankInfo
+    node_id: str
+    node_ip: str
+    pid: int
+    loaded_at: float
+    imports_s: float
+    constructor_s: float
+
+
+@dataclass(frozen=True)
+class StartupTimes:
+    """Seconds of each stage; of stages that ranks pass at the same time, those of the slowest rank.
+
+    Attributes:
+        processes_s: from the request to the start of the import of the user's code.
+        imports_s: importing the user's code.
+        init_s: the user's constructor.
+        actors_s: from the request to the last rank's constructor, exclusive.
+        slowest_rank: the rank that was ready last.
+        constructors_s: seconds in the user's constructor, rank by rank.
+    """
+
+    processes_s: float
+    imports_s: float
+    init_s: float
+    actors_s: float
+    slowest_rank: int
+    constructors_s: tuple[float, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Names and values."""
+        return dict(vars(self))
+
+
+def startup_times(reports: Sequence[WorkerReport], requested_at: float) -> StartupTimes:
+    """The stages of a start; `requested_at` in seconds since the epoch.
+
+    Clocks of different nodes may disagree, so no stage is less than 0.
+    """
+    processes = [max(0.0, report.loaded_at - requested_at) for report in reports]
+    imports = [report.imports_s for report in reports]
+    constructors = [report.constructor_s for report in reports]
+    totals = [sum(stages) for stages in zip(processes, imports, constructors, strict=True)]
+    return StartupTimes(
+        processes_s=max(processes),
+        imports_s=max(imports),
+        init_s=max(constructors),
+        actors_s=max(p + i for p, i in zip(processes, imports, strict=True)),
+        slowest_rank=totals.index(max(totals)),
+        constructors_s=tuple(constructors),
+    )
+
+
+# --- The object in the worker's process, and how it is set up ---------------------------------------------
+
+
+class Host:
+    """The part of every actor class that is not the user's; see `derive_actor_class`."""
+
+    _verl_user_class: ClassVar[type]
+    _verl_report: WorkerReport
+    _verl_held: HeldRendezvous
+    _verl_born_at: float
+    _verl_inside = False
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """An empty object: the user's `__new__` runs at set-up, when its arguments are here."""
+        try:
+            return object.__new__(cls)
+        except TypeError:
+            # A class built on dict, list or the like makes its own empty objects.
+            return cls._verl_user_class.__new__(cls)  # type: ignore[call-overload]
+
+    def __init__(self) -> None:
+        """Only wait: who this worker is comes with the set-up call."""
+        self._verl_born_at = time.time()
+
+    @cached_property
+    def _verl_loop(self) -> MethodLoop:
+        """Where the async methods run."""
+        return MethodLoop()
+
+    @contextmanager
+    def _verl_user_code(self) -> Iterator[None]:
+        """While the user's constructor or method runs in the main thread."""
+        self._verl_inside = True
+        try:
+            with leaving_ends_the_process():
+                yield
+        finally:
+            self._verl_inside = False
+
+    def _verl_open_rendezvous(self, request: RendezvousRequest) -> Rendezvous:
+        """Choose where the group meets, on the node of rank 0, and keep hold of the port."""
+        self._verl_held = choose_rendezvous(request, _node_ip())
+        return self._verl_held.rendezvous
+
+    def _verl_set_up(
+        self, assignment: Assignment, rendezvous: Rendezvous, message: Message, /, *refs: Any
+    ) -> WorkerReport:
+        """Set environment and rank, then run the user's constructor."""
+        info = _located(assignment, rendezvous)
+        os.environ.update(info.environment())
+        args, kwargs, _ = open_message(message, refs)
+        started_at = time.perf_counter()
+        with building(info), self._verl_user_code():
+            _construct(self, args, kwargs)
+        self._verl_report = _report(info, self._verl_born_at, time.perf_counter() - started_at)
+        return self._verl_report
+
+    def _verl_identity(self) -> WorkerReport:
+        """Who this worker is, for a driver that attaches to it."""
+        return self._verl_report
+
+
+def _located(assignment: Assignment, rendezvous: Rendezvous) -> RankInfo:
+    """The identity completed by what only this process knows: the meeting point and its device's index."""
+    return replace(
+        assignment.rank_info,
+        master_addr=rendezvous.address,
+        master_port=str(rendezvous.port),
+        device_index=_set_device_masks(assignment.accelerator),
+    )
+
+
+def _set_device_masks(resource: str | None) -> int | None:
+    if resource is None:
+        os.environ.update(hidden_masks())
+        return None
+    accelerator = accelerator_named(resource)
+    if accelerator.resource == "GPU":
+        settle_masks(os.environ)
+    assigned = ray.get_runtime_context().get_accelerator_ids().get(resource, [])
+    mask = os.environ.get(accelerator.mask) if accelerator.mask else None
+    return visible_index(assigned, mask, is_noset(os.environ, accelerator))
+
+
+def _construct(host: Host, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Run `__new__` and `__init__` of the user's class on the object that has been waiting."""
+    user_class = host._verl_user_class
+    if issubclass(user_class, ColocatedWorker):
+        type(host).role_specs, *rest = args  # type: ignore[attr-defined]
+        args = tuple(rest)
+    make: Any = user_class.__new__
+    if make is not object.__new__:
+        vars(host).update(vars(make(type(host), *args, **kwargs)))
+    initialise: Any = user_class.__init__  # type: ignore[misc]
+    initialise(host, *args, **kwargs)
+
+
+def _node_ip() -> str:
+    address: Any = ray.util.get_node_ip_address  # Ray leaves this one untyped
+    return str(address())
+
+
+def _report(info: RankInfo, born_at: float, constructor_s: float) -> WorkerReport:
+    context = ray.get_runtime_context()
+    return WorkerReport(
+        rank_info=info,
+        node_id=context.get_node_id(),
+        node_ip=_node_ip(),
+        pid=os.getpid(),
+        loaded_at=IMPORTED_AT,
+        imports_s=max(0.0, born_at - IMPORTED_AT),
+        constructor_s=constructor_s,
+    )
+
+
+# --- The calls of its group, and how the user's code ends ---------------------------------------------------
+
+
+def runner_name(role_index: int | None, method: str) -> str:
+    """The name of a runner; the number of the role keeps (role, method) pairs apart."""
+    return f"_verl_run_{method}" if role_index is None else f"_verl_run_{role_index}_{method}"
+
+
+def runner(
+    name: str, find: Callable[[Any], Callable[..., Any]], method: str = "", *, interleaves: bool
+) -> Callable[..., Any]:
+    """A method that opens a message, calls what `find(worker)` gives, and prepares the answer.
+
+    Args:
+        name: of the runner.
+        find: gives what to call.
+        method: of the user's class; by default the second argument says it.
+        interleaves: whether it is for an asyncio actor, where calls run at the same time.
+    """
+
+    def run(self: Any, message: Message = None, /, *refs: Any) -> Any:
+        args, kwargs, answer = open_message(message, refs)
+        with self._verl_user_code():
+            value = find(self)(*args, **kwargs)
+            if inspect.iscoroutine(value):
+                value = self._verl_loop.run(value)
+        check_arguments(args, kwargs, answer)
+        return prepare_answer(value, answer, method or args[1])
+
+    async def run_interleaved(self: Any, message: Message = None, /, *refs: Any) -> Any:
+        args, kwargs, answer = open_message(message, refs)
+        with leaving_ends_the_process():
+            value = find(self)(*args, **kwargs)
+            if inspect.iscoroutine(value):
+                value = await value
+        check_arguments(args, kwargs, answer)
+        return prepare_answer(value, answer, method or args[1])
+
+    chosen = run_interleaved if interleaves else run
+    chosen.__name__ = chosen.__qualname__ = name
+    return chosen
+
+
+@contextmanager
+def leaving_ends_the_process() -> Iterator[None]:
+    """Let `sys.exit` in the user's code end the worker's process.
+
+    Left to Ray, such a process was seen to linger, and the driver to wait with it.
+    `ray.actor.exit_actor()` keeps its orderly way.
+    """
+    try:
+        yield
+    except SystemExit as leaving:
+        if getattr(leaving, "is_ray_terminate", False):
+            raise
+        logger.exception("the worker's process ends, as its code called for")
+        logging.shutdown()
+        os._exit(leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None))
+    except Exception as error:
+        told = _as_text(error)
+        if told is error:
+            raise
+        raise told from None
+
+
+def _as_text(error: Exception) -> Exception:
+    """The error itself, or one that says the same, so that it can be told in UTF-8.
+
+    Ray tells it so, and ends a worker where that fails: half a surrogate pair is enough.
+    """
+    said = "".join(traceback.format_exception_only(error)).strip()
+    link: BaseException | None = error
+    while link is not None and not _is_text(error):
+        link.args = tuple(_escaped(arg) if isinstance(arg, str) else arg for arg in link.args)
+        link = link.__cause__ or link.__context__
+    return error if _is_text(error) else RuntimeError(_escaped(said)).with_traceback(error.__traceback__)
+
+
+def _is_text(error: BaseException) -> bool:
+    try:
+        "".join(traceback.format_exception(error)).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _escaped(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 # --- Async methods on ordinary actors, so that a worker's calls run one at a time in the order sent -------
@@ -140,251 +423,3 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
         return self._verl_loop.run(made) if called_by_ray and inspect.iscoroutine(made) else made
 
     return call
-
-
-# --------------------------------------------------------------------------------------------------------
-
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """What the group decides about one worker: its identity, and the accelerator of its slot, if any."""
-
-    rank_info: RankInfo
-    accelerator: str | None = None
-
-
-@dataclass(frozen=True)
-class WorkerReport:
-    """What a worker says about itself once it is set up.
-
-    Attributes:
-        rank_info: its place in the group.
-        node_id: Ray's id of its node.
-        node_ip: address of its node.
-        pid: its process.
-        loaded_at: when its process began to import this package and the user's code, seconds since the epoch.
-        imports_s: seconds until the actor existed.
-        constructor_s: seconds in the user's constructor.
-    """
-
-    rank_info: RankInfo
-    node_id: str
-    node_ip: str
-    pid: int
-    loaded_at: float
-    imports_s: float
-    constructor_s: float
-
-
-class Host:
-    """The part of every actor class that is not the user's; see `derive_actor_class`."""
-
-    _verl_user_class: ClassVar[type]
-    _verl_report: WorkerReport
-    _verl_held: HeldRendezvous
-    _verl_born_at: float
-    _verl_inside = False
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """An empty object: the user's `__new__` runs at set-up, when its arguments are here."""
-        try:
-            return object.__new__(cls)
-        except TypeError:
-            # A class built on dict, list or the like makes its own empty objects.
-            return cls._verl_user_class.__new__(cls)  # type: ignore[call-overload]
-
-    def __init__(self) -> None:
-        """Only wait: who this worker is comes with the set-up call."""
-        self._verl_born_at = time.time()
-
-    @cached_property
-    def _verl_loop(self) -> MethodLoop:
-        """Where the async methods run."""
-        return MethodLoop()
-
-    @contextmanager
-    def _verl_user_code(self) -> Iterator[None]:
-        """While the user's constructor or method runs in the main thread."""
-        self._verl_inside = True
-        try:
-            with leaving_ends_the_process():
-                yield
-        finally:
-            self._verl_inside = False
-
-    def _verl_open_rendezvous(self, request: RendezvousRequest) -> Rendezvous:
-        """Choose where the group meets, on the node of rank 0, and keep hold of the port."""
-        self._verl_held = choose_rendezvous(request, _node_ip())
-        return self._verl_held.rendezvous
-
-    def _verl_set_up(
-        self, assignment: Assignment, rendezvous: Rendezvous, message: Message, /, *refs: Any
-    ) -> WorkerReport:
-        """Set environment and rank, then run the user's constructor."""
-        info = _located(assignment, rendezvous)
-        os.environ.update(rank_env(info))
-        args, kwargs, _ = open_message(message, refs)
-        started_at = time.perf_counter()
-        with building(info), self._verl_user_code():
-            _construct(self, args, kwargs)
-        self._verl_report = _report(info, self._verl_born_at, time.perf_counter() - started_at)
-        return self._verl_report
-
-    def _verl_identity(self) -> WorkerReport:
-        """Who this worker is, for a driver that attaches to it."""
-        return self._verl_report
-
-
-def _located(assignment: Assignment, rendezvous: Rendezvous) -> RankInfo:
-    """The identity completed by what only this process knows: the meeting point and its device's index."""
-    return replace(
-        assignment.rank_info,
-        master_addr=rendezvous.address,
-        master_port=str(rendezvous.port),
-        device_index=_set_device_masks(assignment.accelerator),
-    )
-
-
-def _set_device_masks(resource: str | None) -> int | None:
-    if resource is None:
-        os.environ.update(hidden_masks())
-        return None
-    accelerator = accelerator_named(resource)
-    if accelerator.resource == "GPU":
-        settle_masks(os.environ)
-    assigned = ray.get_runtime_context().get_accelerator_ids().get(resource, [])
-    mask = os.environ.get(accelerator.mask) if accelerator.mask else None
-    return visible_index(assigned, mask, is_noset(os.environ, accelerator))
-
-
-def _construct(host: Host, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Run `__new__` and `__init__` of the user's class on the object that has been waiting."""
-    user_class = host._verl_user_class
-    if issubclass(user_class, ColocatedWorker):
-        type(host).role_specs, *rest = args  # type: ignore[attr-defined]
-        args = tuple(rest)
-    make: Any = user_class.__new__
-    if make is not object.__new__:
-        vars(host).update(vars(make(type(host), *args, **kwargs)))
-    initialise: Any = user_class.__init__  # type: ignore[misc]
-    initialise(host, *args, **kwargs)
-
-
-def _node_ip() -> str:
-    address: Any = ray.util.get_node_ip_address  # Ray leaves this one untyped
-    return str(address())
-
-
-def _report(info: RankInfo, born_at: float, constructor_s: float) -> WorkerReport:
-    context = ray.get_runtime_context()
-    return WorkerReport(
-        rank_info=info,
-        node_id=context.get_node_id(),
-        node_ip=_node_ip(),
-        pid=os.getpid(),
-        loaded_at=IMPORTED_AT,
-        imports_s=max(0.0, born_at - IMPORTED_AT),
-        constructor_s=constructor_s,
-    )
-
-
-@contextmanager
-def leaving_ends_the_process() -> Iterator[None]:
-    """Let `sys.exit` in the user's code end the worker's process.
-
-    Left to Ray, such a process was seen to linger, and the driver to wait with it.
-    `ray.actor.exit_actor()` keeps its orderly way.
-    """
-    try:
-        yield
-    except SystemExit as leaving:
-        if getattr(leaving, "is_ray_terminate", False):
-            raise
-        logger.exception("the worker's process ends, as its code called for")
-        logging.shutdown()
-        os._exit(leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None))
-
-
-def runner_name(role_index: int | None, method: str) -> str:
-    """The name of a runner; the number of the role keeps (role, method) pairs apart."""
-    return f"_verl_run_{method}" if role_index is None else f"_verl_run_{role_index}_{method}"
-
-
-def runner(name: str, find: Callable[[Any], Callable[..., Any]], *, interleaves: bool) -> Callable[..., Any]:
-    """A method that opens a message, calls what `find(worker)` gives, and prepares the answer.
-
-    Args:
-        interleaves: whether it is for an asyncio actor, where calls run at the same time.
-    """
-
-    def run(self: Any, message: Message = None, /, *refs: Any) -> Any:
-        args, kwargs, answer = open_message(message, refs)
-        with self._verl_user_code():
-            value = find(self)(*args, **kwargs)
-            if inspect.iscoroutine(value):
-                value = self._verl_loop.run(value)
-        check_arguments(args, kwargs, answer)
-        return prepare_answer(value, answer)
-
-    async def run_interleaved(self: Any, message: Message = None, /, *refs: Any) -> Any:
-        args, kwargs, answer = open_message(message, refs)
-        with leaving_ends_the_process():
-            value = find(self)(*args, **kwargs)
-            if inspect.iscoroutine(value):
-                value = await value
-        check_arguments(args, kwargs, answer)
-        return prepare_answer(value, answer)
-
-    chosen = run_interleaved if interleaves else run
-    chosen.__name__ = chosen.__qualname__ = name
-    return chosen
-
-
-# --- How long a start took, stage by stage. Pure ----------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StartupTimes:
-    """Seconds of each stage; of stages that ranks pass at the same time, those of the slowest rank.
-
-    Attributes:
-        processes_s: from the request to the start of the import of the user's code.
-        imports_s: importing the user's code.
-        init_s: the user's constructor.
-        actors_s: from the request to the last rank's constructor, exclusive.
-        slowest_rank: the rank that was ready last.
-        constructors_s: seconds in the user's constructor, rank by rank.
-    """
-
-    processes_s: float
-    imports_s: float
-    init_s: float
-    actors_s: float
-    slowest_rank: int
-    constructors_s: tuple[float, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Names and values."""
-        return dict(vars(self))
-
-
-def startup_times(reports: Sequence[WorkerReport], requested_at: float) -> StartupTimes:
-    """The stages of a start; `requested_at` in seconds since the epoch.
-
-    Clocks of different nodes may disagree, so no stage is less than 0.
-    """
-    processes = [max(0.0, report.loaded_at - requested_at) for report in reports]
-    imports = [report.imports_s for report in reports]
-    constructors = [report.constructor_s for report in reports]
-    totals = [sum(stages) for stages in zip(processes, imports, constructors, strict=True)]
-    return StartupTimes(
-        processes_s=max(processes),
-        imports_s=max(imports),
-        init_s=max(constructors),
-        actors_s=max(p + i for p, i in zip(processes, imports, strict=True)),
-        slowest_rank=totals.index(max(totals)),
-        constructors_s=tuple(constructors),
-    )

@@ -7,7 +7,6 @@ which lets torch.distributed (it sets the same flag) listen on the port while al
 
 from __future__ import annotations
 
-import ipaddress
 import operator
 import socket
 from collections.abc import Iterable
@@ -15,85 +14,19 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Self
 
-from verl_ray.errors import MadeOfFacts, PortRangeExhausted
+from verl_dispatch.workers.rank import address_family, free_port, host_for_env, host_for_url
+
+from verl_ray.errors import ResourceUnavailable, unusable
 
 __all__ = [
     "HeldRendezvous",
     "Rendezvous",
-    "RendezvousError",
     "RendezvousRequest",
-    "address_family",
     "choose_rendezvous",
     "free_port",
     "host_for_env",
     "host_for_url",
 ]
-
-
-# --- Host names and ports in both notations and both families ---------------------------------------------
-
-
-def host_for_env(host: str) -> str:
-    """The host as MASTER_ADDR wants it: no brackets.
-
-    >>> host_for_env("[fe80::1]"), host_for_env("10.0.0.1")
-    ('fe80::1', '10.0.0.1')
-    """
-    return host.strip().removeprefix("[").removesuffix("]")
-
-
-def host_for_url(host: str) -> str:
-    """The host as `host:port` and URLs want it: IPv6 in brackets, all else as it is.
-
-    >>> host_for_url("fe80::1"), host_for_url("[fe80::1]"), host_for_url("node-3")
-    ('[fe80::1]', '[fe80::1]', 'node-3')
-    """
-    bare = host_for_env(host)
-    return f"[{bare}]" if ":" in bare else bare
-
-
-def address_family(host: str) -> socket.AddressFamily:
-    """AF_INET6 for an IPv6 address, AF_INET for an IPv4 address, for a name what it resolves to."""
-    bare = host_for_env(host)
-    try:
-        version = ipaddress.ip_address(bare).version
-    except ValueError:
-        return _family_of_name(bare)
-    return socket.AF_INET6 if version == 6 else socket.AF_INET
-
-
-def _family_of_name(name: str) -> socket.AddressFamily:
-    try:
-        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return socket.AF_INET
-    families = {answer[0] for answer in answers}
-    return socket.AF_INET if socket.AF_INET in families or not families else socket.AF_INET6
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free on `host` now, tested on the family that will be used.
-
-    Another program may take it before you do; groups use a `Rendezvous`, which keeps hold of its port.
-
-    Raises:
-        OSError: `host` is no address of this machine.
-    """
-    with socket.socket(address_family(host), socket.SOCK_STREAM) as probe:
-        probe.bind((host_for_env(host), 0))
-        return int(probe.getsockname()[1])
-
-
-# --------------------------------------------------------------------------------------------------------
-
-
-class RendezvousError(MadeOfFacts, ValueError):
-    """The master address, port or range cannot be used as given."""
-
-    def __init__(self, argument: str, given: object, expected: str) -> None:
-        self.facts = (argument, given, expected)
-        self.argument, self.given, self.expected = argument, given, expected
-        super().__init__(f"{argument} is {given!r}, expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -111,7 +44,7 @@ class RendezvousRequest:
     `master_addr` and `master_port` go together; `master_port_range` is `(first, stop)`, `stop` excluded.
 
     Raises:
-        RendezvousError: one of the pair without the other, a pair and a range, or numbers that are no ports.
+        ValueError: one of the pair without the other, a pair and a range, or numbers that are no ports.
 
     >>> RendezvousRequest(master_port_range=(29000, 29100)).ports()
     range(29000, 29100)
@@ -124,9 +57,9 @@ class RendezvousRequest:
     def __post_init__(self) -> None:
         if (self.master_addr is None) != (self.master_port is None):
             given = {"master_addr": self.master_addr, "master_port": self.master_port}
-            raise RendezvousError("master_addr and master_port", given, "both or neither")
+            raise unusable("master_addr and master_port", given, "both or neither")
         if self.master_port is not None and self.master_port_range is not None:
-            raise RendezvousError(
+            raise unusable(
                 "master_port_range", self.master_port_range, "no range beside master_addr and master_port"
             )
         if self.master_port is not None:
@@ -148,9 +81,9 @@ class RendezvousRequest:
         try:
             first, stop = map(_whole_number, self.master_port_range)
         except (TypeError, ValueError):
-            raise RendezvousError("master_port_range", self.master_port_range, expected) from None
+            raise unusable("master_port_range", self.master_port_range, expected) from None
         if not 1 <= first < stop <= 65536:
-            raise RendezvousError("master_port_range", self.master_port_range, expected)
+            raise unusable("master_port_range", self.master_port_range, expected)
         return range(first, stop)
 
 
@@ -159,9 +92,9 @@ def _port_number(argument: str, given: int | str) -> int:
     try:
         port = _whole_number(given)
     except (TypeError, ValueError):
-        raise RendezvousError(argument, given, expected) from None
+        raise unusable(argument, given, expected) from None
     if isinstance(given, bool) or not 1 <= port <= 65535:
-        raise RendezvousError(argument, given, expected)
+        raise unusable(argument, given, expected)
     return port
 
 
@@ -194,7 +127,7 @@ def choose_rendezvous(request: RendezvousRequest, node_address: str) -> HeldRend
     """Choose where a group meets; rank 0 runs this in its process and keeps the answer as long as it lives.
 
     Raises:
-        PortRangeExhausted: every port of the requested range is in use on this node.
+        ResourceUnavailable: every port of the requested range is in use on this node.
 
     >>> with choose_rendezvous(RendezvousRequest(), "127.0.0.1") as held:
     ...     0 < held.rendezvous.port < 65536
@@ -207,7 +140,10 @@ def choose_rendezvous(request: RendezvousRequest, node_address: str) -> HeldRend
     ports = request.ports()
     holder = _hold_first_free(ports, address_family(address))
     if holder is None:
-        raise PortRangeExhausted(ports.start, ports.stop, address)
+        raise ResourceUnavailable(
+            f"no free port in master_port_range {ports.start}-{ports.stop} on {address}: another group or "
+            "program holds each. Widen the range, shut a group down, or leave master_port_range out"
+        )
     return HeldRendezvous(Rendezvous(address, int(holder.getsockname()[1])), holder)
 
 
