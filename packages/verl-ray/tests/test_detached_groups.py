@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,6 +42,18 @@ def detached(running_ray: None) -> Iterator[RayWorkerGroup[Counter]]:
     with pool, RayWorkerGroup(pool, template, detached=True, name_prefix="lasting") as group:
         assert template._options == {}
         yield group
+
+
+@ray.remote(num_cpus=0)
+class OtherDriver:
+    """Gets a group that another driver started."""
+
+    def use(self, group: RayWorkerGroup[Counter]) -> tuple[list[int], str]:
+        ranks = [rank for rank, _ in group.add()]
+        with pytest.raises(NotTheOwnerError, match="attached"):
+            group.restart()
+        group.shutdown()
+        return ranks, group.master_port
 
 
 def attach(**given: Any) -> RayWorkerGroup[Counter]:
@@ -146,3 +160,24 @@ def test_detached_workers_can_be_ended_by_name(running_ray: None) -> None:
             group.add()
         destroy_detached(group.worker_names)
         group.shutdown()
+
+
+def test_a_group_handed_to_another_driver_is_attached_there(detached: RayWorkerGroup[Counter]) -> None:
+    other: Any = OtherDriver
+    assert ray.get(other.remote().use.remote(detached)) == ([0, 1, 2, 3], detached.master_port)
+    assert len(detached.add()) == 4
+    # A worker of the group may get it too, and whoever copies it.
+    assert detached.execute_rank_zero_sync("__eq__", detached) is NotImplemented
+    copied = copy.copy(detached)
+    copied.shutdown()
+    with pytest.raises(WorkerGroupError, match="shut down"):
+        pickle.dumps(copied)
+    assert len(detached.add()) == 4
+
+
+def test_the_view_of_a_role_stays_one_where_it_is_handed_to() -> None:
+    roles = create_colocated_worker_cls({"one": RayClassWithInitArgs(Counter)})
+    with RayResourcePool([1], use_gpu=False) as pool, RayWorkerGroup(pool, roles) as group:
+        view = group.spawn(["one"])["one"]
+        assert ray.get(ray.put(view)).add() == [(0, 1)]
+        assert ray.get(ray.put(group)).spawn(["one"])["one"].add() == [(0, 2)]

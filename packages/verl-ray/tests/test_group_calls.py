@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from verl_dispatch import (
 from verl_protocol import DataProto, DataProtoFuture
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl_ray.calls import stale
-from verl_ray.errors import StaleReferenceError
+from verl_ray.errors import StaleFutureError
 
 WORLD = 4
 
@@ -61,6 +62,9 @@ class Echo(Worker):
     def same(self, x: Any, y: Any = None) -> Any:
         """Give `x` back."""
         return x
+
+    def lock(self) -> Any:
+        return threading.Lock()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def stored(self, x: Any) -> Any:
@@ -345,11 +349,15 @@ def test_the_bound_method_looks_like_the_workers(group: RayWorkerGroup[Echo]) ->
         group.sam(1)  # type: ignore[attr-defined]
 
 
-def test_unpicklable_arguments_leave_the_group_usable(group: RayWorkerGroup[Echo]) -> None:
-    import threading
-
-    with pytest.raises(TypeError, match="lock"):
-        group.same(threading.Lock())
+def test_what_cannot_be_pickled_is_named_and_leaves_the_group_usable(group: RayWorkerGroup[Echo]) -> None:
+    within = DataProto.from_dict(tensors={"i": torch.arange(4)}, meta_info={"lock": threading.Lock()})
+    for argument in (threading.Lock(), within):
+        with pytest.raises(TypeError, match=r"^argument 0 \('x'\) of method 'same' cannot be pickled.*lock"):
+            group.same(argument)
+    with pytest.raises(TypeError, match=r"^argument 'y' of method 'same' cannot be pickled.*generator"):
+        group.same(1, y=(each for each in range(2)))
+    with pytest.raises(WorkerGroupError, match="the answer of method 'lock' cannot be pickled"):
+        group.execute_all_sync("lock")
     assert group.same(1) == [1] * WORLD
 
 
@@ -427,7 +435,7 @@ def nest(value: Any) -> Any:
 def test_references_of_retired_workers_are_refused_wherever_they_are(
     group: RayWorkerGroup[Echo], retired_ref: Any, hide: Callable[[Any], Any]
 ) -> None:
-    with pytest.raises(StaleReferenceError):
+    with pytest.raises(StaleFutureError):
         group.same(hide(retired_ref))
 
 

@@ -12,7 +12,6 @@ from typing import (
     ClassVar,
     Generic,
     Literal,
-    NoReturn,
     Self,
     SupportsIndex,
     TypeVar,
@@ -502,7 +501,7 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         ]
         return UnknownMethodError(self._label(), name, own or known, hint, roles)
 
-    def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
+    def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
         """Refuses: a group is a part of the program that made it.
 
         Raises:

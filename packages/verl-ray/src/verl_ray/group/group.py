@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import difflib
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self, SupportsIndex, TypeVar, overload
 
+from verl_dispatch.errors import CallTimeout, WorkerGroupError
 from verl_dispatch.groups.group import WorkerGroup
 from verl_dispatch.methods.static import GroupWorker
-from verl_dispatch.planning.options import CallOptions
+from verl_dispatch.planning.options import CallOptions, Labels
 from verl_dispatch.planning.plan import CallPlan
 from verl_dispatch.workers.roles import roles_of
 from verl_protocol.arguments import flag, seconds
+from verl_protocol.errors import InvalidTypeError
 
 from verl_ray.calls.call import RayCall
+from verl_ray.calls.packing import unpicklable
 from verl_ray.calls.stale import refuse_retired
-from verl_ray.errors import UnknownKeywordError, UnsupportedOptionError
+from verl_ray.errors import unusable
 from verl_ray.group.attach import attach
 from verl_ray.group.executor import Executor
 from verl_ray.group.setup import GroupRequest, hire, random_prefix
@@ -37,6 +42,7 @@ __all__ = ["RayWorkerGroup"]
 
 
 V = TypeVar("V")
+AnyGroup = TypeVar("AnyGroup", bound="RayWorkerGroup[Any]")
 
 
 class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
@@ -129,9 +135,9 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         **unknown: Never,
     ) -> None:
         for name in unknown:
-            raise UnknownKeywordError(name, list(signature(RayWorkerGroup).parameters)[:-1])
+            raise _unknown_keyword(name)
         if ray_cls_with_init is None:
-            raise UnsupportedOptionError("ray_cls_with_init", None, "a RayClassWithInitArgs")
+            raise unusable("ray_cls_with_init", None, "a RayClassWithInitArgs")
         super().__init__(resource_pool)
         self._registered_methods(ray_cls_with_init.user_class)
         self._keeps_order = not ray_cls_with_init.interleaves()
@@ -147,7 +153,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
             return
         if resource_pool is None:
             expected = "a RayResourcePool, or worker_names or worker_handles"
-            raise UnsupportedOptionError("resource_pool", None, expected)
+            raise unusable("resource_pool", None, expected)
         request = GroupRequest(
             name=self.name_prefix,
             pool=resource_pool,
@@ -190,7 +196,16 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
 
     def _send(self, plan: CallPlan, options: CallOptions) -> RayCall:
         refuse_retired(plan.calls)
-        return self._executor.send(plan, options)
+        try:
+            return self._executor.send(plan, options)
+        except (WorkerGroupError, CallTimeout):
+            raise
+        except Exception:
+            method = self._methods.get(plan.method)
+            labels = Labels(plan.method) if method is None else method._method.labels
+            if (named := unpicklable(labels, plan.calls)) is not None:
+                raise named from None
+            raise
 
     def _check_usable(self, method: str) -> None:
         self._worker_set.check_usable(method)
@@ -221,7 +236,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
             AttachError: a name is unknown, a rank is missing or comes twice, or a worker does not answer.
         """
         if worker_names is None and worker_handles is None:
-            raise UnsupportedOptionError("worker_names", None, "the names of the workers, or worker_handles")
+            raise unusable("worker_names", None, "the names of the workers, or worker_handles")
         return cls(
             ray_cls_with_init=ray_cls_with_init,
             name_prefix=name_prefix,
@@ -272,14 +287,17 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         return roles_of(self._template.user_class)
 
     def _view(self, role: str, cls: type) -> Self:
-        view = type(self).__new__(type(self))
-        WorkerGroup.__init__(view, None)
+        view = _group_on(type(self), self._worker_set, self._template, role)
         view.resource_pool, view.name_prefix = self.resource_pool, self.name_prefix
-        view.is_detached, view._on_restart = self.is_detached, None
-        view._template, view._role = self._template, role
-        view.answers_stay_remote = self.answers_stay_remote
-        view._adopt(self._worker_set, self._template.user_class, role)
+        view.is_detached, view.answers_stay_remote = self.is_detached, self.answers_stay_remote
         return view
+
+    def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
+        """As a group that is attached to the same workers, and does not own them; see `from_detached`."""
+        bare: Any = copy.copy(self._template)
+        bare.args, bare.kwargs = (), {}
+        facts = {"name_prefix": self.name_prefix, "answers_stay_remote": self.answers_stay_remote}
+        return _attached, (type(self), self._worker_set.attachment(), bare, self._role, facts)
 
     if TYPE_CHECKING:
         # As in the base, with the types of this backend: of an answer to come, and of the group itself.
@@ -369,6 +387,41 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         """
         self._refuse_view("shutdown")
         self._worker_set.close()
+
+
+def _group_on(
+    kind: type[AnyGroup], worker_set: WorkerSet, template: RayClassWithInitArgs[Any], role: str | None
+) -> AnyGroup:
+    """A group that neither starts nor owns its workers, or the view of one role of theirs."""
+    group = kind.__new__(kind)
+    WorkerGroup.__init__(group, None)
+    group._template, group._role = template, role
+    group.is_detached, group._on_restart = False, None
+    group._adopt(worker_set, template.user_class, role)
+    return group
+
+
+def _attached(
+    kind: type[AnyGroup],
+    attachment: tuple[Any, ...],
+    template: RayClassWithInitArgs[Any],
+    role: str | None,
+    facts: Mapping[str, Any],
+) -> AnyGroup:
+    """What a pickled group is read back as."""
+    group = _group_on(kind, WorkerSet.attached(*attachment), template, role)
+    vars(group).update(facts)
+    return group
+
+
+def _unknown_keyword(name: str) -> InvalidTypeError:
+    known = list(signature(RayWorkerGroup).parameters)[:-1]
+    near = difflib.get_close_matches(name, known, n=1)
+    maybe = f"; did you mean {near[0]!r}?" if near else ""
+    return InvalidTypeError(
+        f"RayWorkerGroup got an unexpected keyword argument {name!r}{maybe}; "
+        f"known: {', '.join(sorted(known))}"
+    )
 
 
 def _living(worker_set: WorkerSet | None) -> tuple[int, Mapping[int, Any]] | None:

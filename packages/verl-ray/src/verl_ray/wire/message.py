@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
+import ray
+from verl_dispatch.errors import NotPicklableError
 from verl_dispatch.planning.parts import FuturePart, PaddedPart
 from verl_protocol import DataProtoFuture
 from verl_protocol.columns.travel import MOST_OBJECTS
@@ -154,23 +156,43 @@ def map_within(value: Any, change: Callable[[Any], Any]) -> Any:
     return type(value)(map(change, value)) if type(value) in (list, tuple) else value
 
 
-def prepare_answer(value: Any, answer: Answer) -> Any:
-    """The value as Ray shall carry it; with its rows beside it where they are asked for."""
+def prepare_answer(value: Any, answer: Answer, method: str = "") -> Any:
+    """The value as Ray shall carry it; with its rows beside it where they are asked for.
+
+    Args:
+        method: whose answer it is, for the error where it cannot be pickled.
+    """
     if answer.dropped:
         num_values = 2 if answer.with_rows else 1 + MOST_OBJECTS if answer.remote else 1
         return None if num_values == 1 else (None,) * num_values
     if answer.transport is not None:
         from verl_ray.wire.direct import DirectAnswer
 
-        return DirectAnswer(value, answer.transport)
+        return _AnswerOf(method, DirectAnswer(value, answer.transport))
     if answer.remote:
-        return _set_apart(value)
+        rest, *objects = _set_apart(value)
+        return _AnswerOf(method, rest), *objects
     if answer.with_rows:
-        return Sealed(value), _num_rows(value)
-    if answer.readers == "one":
-        # The caller hears of it on a thread that must not open it.
-        return value if is_scalar(value) else Sealed(value)
-    return packed(value, answer.readers)
+        return _AnswerOf(method, Sealed(value)), _num_rows(value)
+    if is_scalar(value):
+        return value
+    # A caller who reads it at once hears of it on a thread that must not open it.
+    return _AnswerOf(method, Sealed(value) if answer.readers == "one" else packed(value, answer.readers))
+
+
+class _AnswerOf:
+    """An answer on its way, which says whose it is where it cannot be pickled; what is read is the answer."""
+
+    __slots__ = ("_method", "_value")
+
+    def __init__(self, method: str, value: Any) -> None:
+        self._method, self._value = method, value
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        try:
+            return self._value.__reduce_ex__(protocol)
+        except Exception as error:
+            raise NotPicklableError(f"the answer of method {self._method!r}", str(error)) from error
 
 
 def _set_apart(value: Any) -> tuple[Any, ...]:
