@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from verl_dispatch.conformance.backend import Backend, GroupCache, batch, end
-from verl_dispatch.conformance.workers import FailingWorker, ModesWorker, PlainWorker, SilentWorker
+from verl_dispatch.conformance.workers import (
+    ClosingWorker,
+    FailingWorker,
+    ModesWorker,
+    PlainWorker,
+    SilentWorker,
+)
 from verl_dispatch.errors import CallTimeout, WorkerGroupError
 
 
@@ -130,6 +137,14 @@ class TestLifecycle:
         group.shutdown()
         with pytest.raises(WorkerGroupError, match="shut down"):
             group.get()
+
+    def test_workers_clean_up_when_the_group_ends(self, backend: Backend, tmp_path: Path) -> None:
+        notes = tmp_path / "notes"
+        group: Any = backend.make_group(ClosingWorker, 2, notes)
+        with group:
+            group.restart()
+            assert sorted(notes.read_text().split()) == ["0", "1"]
+        assert sorted(notes.read_text().split()) == ["0", "0", "1", "1"]
 
     def test_constructor_that_fails_is_named(self, backend: Backend) -> None:
         with pytest.raises(WorkerGroupError) as caught:

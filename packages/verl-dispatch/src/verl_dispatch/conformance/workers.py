@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -357,6 +358,18 @@ class SilentWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def get(self) -> tuple[int, int]:
         return self.seen, self.world_size
+
+
+class ClosingWorker(Worker):
+    """Notes at its end which rank it was."""
+
+    def __init__(self, notes: Path) -> None:
+        super().__init__()
+        self.notes = notes
+
+    def close(self) -> None:
+        with self.notes.open("a") as file:
+            file.write(f"{self.rank}\n")
 
 
 class FailingWorker(Worker):

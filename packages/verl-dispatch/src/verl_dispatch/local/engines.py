@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import os
 import threading
 import time
@@ -15,13 +16,15 @@ from typing import Any, TypeAlias
 
 from verl_protocol.wire.guard import check_unwritten, watch
 
+from verl_dispatch.errors import NotPicklableError
 from verl_dispatch.local.call import LocalCall
 from verl_dispatch.local.collectives import Rendezvous, Seat, ThreadProcessGroup
 from verl_dispatch.local.copies import new_memo, private_arguments, private_copy
-from verl_dispatch.planning.plan import RankCall
+from verl_dispatch.planning.options import Labels
+from verl_dispatch.planning.plan import RankCall, unpicklable
 from verl_dispatch.workers.collectives import LonelyProcessGroup, ProcessGroup
 from verl_dispatch.workers.rank import RankInfo
-from verl_dispatch.workers.roles import ColocatedWorker
+from verl_dispatch.workers.roles import ColocatedWorker, clean_up
 from verl_dispatch.workers.site import WorkerSite, building, enter_site, leave_site
 
 __all__ = ["LocalRank", "RankEnvironment", "ReadOnlyCopies", "ThreadEngine", "TurnEngine"]
@@ -234,6 +237,9 @@ class RankThread:
 # --- One rank: the user's object, where it stands, and how a call runs on it ----------------------------
 
 
+_CLEAN_UP_HOOKS = ("close",)
+
+
 class ReadOnlyCopies:
     """The one copy of a call's arguments that all ranks of a read-only call share."""
 
@@ -279,8 +285,10 @@ class LocalRank:
                 args, kwargs = private_arguments(call.args, call.kwargs)
             else:
                 args, kwargs = read_only.arguments(call)
-        except Exception as error:
-            error.add_note(f"while an argument of {method!r} was copied, as on the way to another process")
+        except Exception:
+            labels = Labels(method, list(inspect.signature(self._method(method, role)).parameters))
+            if (named := unpicklable(labels, [call], private_copy)) is not None:
+                raise named from None
             raise
         token = enter_site(self._site)
         try:
@@ -294,12 +302,13 @@ class LocalRank:
         try:
             return private_copy(value)
         except Exception as error:
-            error.add_note(f"while the answer of {method!r} was copied, as on the way to another process")
-            raise
+            raise NotPicklableError(f"the answer of method {method!r}", str(error)) from error
 
     def close(self) -> None:
-        """Drop the user's object."""
-        self.worker = None
+        """Let the user's object clean up, and drop it."""
+        worker, self.worker = self.worker, None
+        if worker is not None and (rest := clean_up(worker, _CLEAN_UP_HOOKS)) is not None:
+            self._run_coroutine(rest)
         if self._loop is not None and not self._loop.is_running():
             self._loop.close()
         self._loop = None

@@ -5,7 +5,7 @@ A plan is made without any I/O, shown by `group.method.plan(...)`, and carried o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -16,9 +16,11 @@ from verl_protocol.futures.any_batch import is_proto
 from verl_protocol.kinds import is_tensor
 from verl_protocol.wire import nbytes_of
 
+from verl_dispatch.errors import NotPicklableError
 from verl_dispatch.planning.batches import is_batch
 from verl_dispatch.planning.collectors import LIST, Collector
 from verl_dispatch.planning.layout import RowLayout, RowTrim
+from verl_dispatch.planning.options import Labels
 from verl_dispatch.planning.parts import FuturePart, PaddedPart
 from verl_dispatch.planning.split import layout_among
 
@@ -34,6 +36,7 @@ __all__ = [
     "inner_of",
     "plan_table",
     "shared_objects",
+    "unpicklable",
 ]
 
 
@@ -253,6 +256,28 @@ def arguments_of(call: RankCall) -> Iterator[Any]:
     """Its arguments; replicas of one padded part have notes of their own, but the same batch."""
     for value in (*call.args, *call.kwargs.values()):
         yield value.value if isinstance(value, PaddedPart) else value
+
+
+def unpicklable(
+    labels: Labels, calls: Iterable[RankCall], copy: Callable[[Any], object]
+) -> NotPicklableError | None:
+    """The error that names the first argument for which `copy` fails; None where it fails for none.
+
+    Args:
+        labels: names of the arguments.
+        calls: with these arguments.
+        copy: pickles a value, or copies it as if it were pickled.
+    """
+    looked_at: set[int] = set()
+    for call in calls:
+        for label, value in zip(labels.all(call.args, call.kwargs), arguments_of(call), strict=True):
+            if id(value) not in looked_at:
+                looked_at.add(id(value))
+                try:
+                    copy(value)
+                except Exception as error:
+                    return NotPicklableError(label, str(error))
+    return None
 
 
 def _objects_of(call: RankCall) -> Iterator[Any]:

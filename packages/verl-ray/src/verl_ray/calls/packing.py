@@ -14,12 +14,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
-from verl_dispatch.errors import NotPicklableError
-from verl_dispatch.planning.options import Labels
 from verl_dispatch.planning.parts import FuturePart, PaddedPart
 from verl_dispatch.planning.plan import RankCall, arguments_of, inner_of
 from verl_protocol import DataProtoFuture
-from verl_protocol.wire import dumps, nbytes_of
+from verl_protocol.wire import nbytes_of
 
 from verl_ray.calls.futures import (
     AnswerPart,
@@ -47,7 +45,7 @@ from verl_ray.wire.sealed import SealedFuture
 if TYPE_CHECKING:
     from verl_protocol import DataProto
 
-__all__ = ["STORE_FROM_BYTES", "Arguments", "Packer", "is_worth_storing", "parallel_put", "unpicklable"]
+__all__ = ["STORE_FROM_BYTES", "Arguments", "Packer", "is_worth_storing", "parallel_put"]
 
 
 STORE_FROM_BYTES = 100_000
@@ -272,21 +270,6 @@ class _References:
 
 def _all_plain(values: Iterable[Any]) -> bool:
     return all(is_scalar(value) or isinstance(value, Slot) for value in values)
-
-
-def unpicklable(labels: Labels, calls: Iterable[RankCall]) -> NotPicklableError | None:
-    """The error that names the first argument which cannot be pickled; None where all can."""
-    looked_at: set[int] = set()
-    for call in calls:
-        for label, value in zip(labels.all(call.args, call.kwargs), arguments_of(call), strict=True):
-            if id(value) in looked_at or isinstance(value, ray.ObjectRef):
-                continue
-            looked_at.add(id(value))
-            try:
-                dumps(value, pickler=ray.cloudpickle.CloudPickler)
-            except Exception as error:
-                return NotPicklableError(label, str(error))
-    return None
 
 
 def parallel_put(data_list: Sequence[Any], max_workers: int | None = None) -> list[Any]:

@@ -14,13 +14,12 @@ from verl_dispatch.errors import CallTimeout, WorkerGroupError
 from verl_dispatch.groups.group import WorkerGroup
 from verl_dispatch.methods.static import GroupWorker
 from verl_dispatch.planning.options import CallOptions, Labels
-from verl_dispatch.planning.plan import CallPlan
+from verl_dispatch.planning.plan import CallPlan, unpicklable
 from verl_dispatch.workers.roles import roles_of
 from verl_protocol.arguments import flag, seconds
 from verl_protocol.errors import InvalidTypeError
 
 from verl_ray.calls.call import RayCall
-from verl_ray.calls.packing import unpicklable
 from verl_ray.calls.stale import refuse_retired
 from verl_ray.errors import unusable
 from verl_ray.group.attach import attach
@@ -28,6 +27,7 @@ from verl_ray.group.executor import Executor
 from verl_ray.group.setup import GroupRequest, hire, random_prefix
 from verl_ray.group.worker_set import Death, Watch, WorkerSet
 from verl_ray.pools.pool import RayResourcePool
+from verl_ray.wire.message import check_picklable
 from verl_ray.wire.store import RAY_STORE
 from verl_ray.worker.actor import RayClassWithInitArgs
 from verl_ray.worker.rendezvous import RendezvousRequest
@@ -203,7 +203,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         except Exception:
             method = self._methods.get(plan.method)
             labels = Labels(plan.method) if method is None else method._method.labels
-            if (named := unpicklable(labels, plan.calls)) is not None:
+            if (named := unpicklable(labels, plan.calls, check_picklable)) is not None:
                 raise named from None
             raise
 

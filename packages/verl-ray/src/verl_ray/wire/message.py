@@ -17,7 +17,7 @@ from verl_dispatch.planning.parts import FuturePart, PaddedPart
 from verl_protocol import DataProtoFuture
 from verl_protocol.columns.travel import MOST_OBJECTS
 from verl_protocol.futures.any_batch import is_proto
-from verl_protocol.wire import check_unwritten, pack
+from verl_protocol.wire import check_unwritten, dumps, pack
 
 from verl_ray.wire.refs import CloudPickler
 from verl_ray.wire.sealed import Sealed, SealedFuture, opened, opened_batch
@@ -33,6 +33,7 @@ __all__ = [
     "Readers",
     "Slot",
     "check_arguments",
+    "check_picklable",
     "count_rows",
     "is_scalar",
     "map_within",
@@ -232,6 +233,12 @@ def _read_of(value: Any) -> Any:
 def is_scalar(value: Any) -> bool:
     """Whether the value is a number, a string or the like, which needs no care on the wire."""
     return isinstance(value, _PLAIN)
+
+
+def check_picklable(value: Any) -> None:
+    """Raise what pickling the value would; references are left to Ray."""
+    if not isinstance(value, ray.ObjectRef):
+        dumps(value, pickler=ray.cloudpickle.CloudPickler)
 
 
 def packed(value: Any, readers: Readers) -> Any:
