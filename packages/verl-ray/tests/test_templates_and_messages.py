@@ -18,7 +18,7 @@ from verl_dispatch.methods.registered import registered_methods
 from verl_dispatch.planning.plan import RankCall
 from verl_dispatch.workers.rank import RankInfo
 from verl_protocol import DataProto, DataProtoFuture
-from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, errors
+from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl_ray.calls.packing import Packer, is_worth_storing
 from verl_ray.wire.message import ONE_READER, Answer, Slot, open_message, prepare_answer
 from verl_ray.worker.actor import ANY_METHOD, create_colocated_worker_cls, derive_actor_class, routes_of
