@@ -21,7 +21,7 @@ from verl_dispatch.planning import batches
 from verl_dispatch.planning.collectors import LIST, BatchCollector, DictCollector
 from verl_dispatch.planning.mesh import mesh_of, name_problem
 from verl_dispatch.planning.options import current_labels, current_options
-from verl_dispatch.planning.plan import CallPlan, RankCall
+from verl_dispatch.planning.plan import CallPlan, RankCall, Scatter
 from verl_dispatch.planning.split import Lists, SplitList, split_batches, split_entries
 
 if TYPE_CHECKING:
@@ -47,8 +47,9 @@ __all__ = [
     "dispatch_one_to_one",
     "dispatch_rank_zero",
     "make_nd_compute_dataproto_dispatch_fn",
-    "plan_one_to_all",
-    "plan_rank_zero",
+    "scatter_one_to_all",
+    "scatter_one_to_one",
+    "scatter_rank_zero",
 ]
 
 
@@ -62,9 +63,9 @@ def dispatch_rank_zero(group: Any, /, *args: Any, **kwargs: Any) -> tuple[tuple[
     return args, {name: unwrapped(value) for name, value in kwargs.items()}
 
 
-def plan_rank_zero(group: Any, /, *args: Any, **kwargs: Any) -> CallPlan:
+def scatter_rank_zero(group: Any, /, *args: Any, **kwargs: Any) -> Scatter:
     """One call of rank 0."""
-    return CallPlan((RankCall(0, *dispatch_rank_zero(group, *args, **kwargs)),), fetched_ranks=(0,))
+    return Scatter.of_all(*dispatch_rank_zero(group, *args, **kwargs), world_size=1)
 
 
 def dispatch_one_to_all(group: Any, /, *args: Any, **kwargs: Any) -> Lists:
@@ -80,9 +81,9 @@ def dispatch_one_to_all(group: Any, /, *args: Any, **kwargs: Any) -> Lists:
     return tuple([[value] * size for value in args]), {name: [value] * size for name, value in kwargs.items()}
 
 
-def plan_one_to_all(group: Any, /, *args: Any, **kwargs: Any) -> CallPlan:
+def scatter_one_to_all(group: Any, /, *args: Any, **kwargs: Any) -> Scatter:
     """The same call of every rank; backends see that it is the same by its containers."""
-    return CallPlan.of_all(*dispatch_rank_zero(group, *args, **kwargs), group.world_size)
+    return Scatter.of_all(*dispatch_rank_zero(group, *args, **kwargs), group.world_size)
 
 
 def dispatch_direct_rollout_method(group: Any, /, *args: Any, **kwargs: Any) -> Lists:
@@ -154,6 +155,12 @@ def dispatch_one_to_one(group: Any, /, *args: Any, **kwargs: Any) -> CallPlan:
         InvalidValueError: arguments that name different ranks, ranks outside the world, or none at all.
         EntryCountError: a list of another length.
     """
+    scatter = scatter_one_to_one(group, *args, **kwargs)
+    return CallPlan(scatter.calls, fetched_ranks=scatter.fetched_ranks, collect=scatter.collect)
+
+
+def scatter_one_to_one(group: Any, /, *args: Any, **kwargs: Any) -> Scatter:
+    """One call for each rank that the arguments name."""
     labels, values = current_labels(), [*args, *kwargs.values()]
     named = {
         label: _by_rank(labels.method, label, value, group.world_size)
@@ -166,13 +173,13 @@ def dispatch_one_to_one(group: Any, /, *args: Any, **kwargs: Any) -> CallPlan:
         dict.fromkeys(ranks, value.value) if isinstance(value, Broadcast) else next(entries)
         for value in values
     ]
-    rows = {rank: [column[rank] for column in columns] for rank in ranks}
-    calls = {
-        rank: (row[: len(args)], dict(zip(kwargs, row[len(args) :], strict=True)))
-        for rank, row in rows.items()
-    }
+    calls = []
+    for rank in ranks:
+        row = [column[rank] for column in columns]
+        named_row = dict(zip(kwargs, row[len(args) :], strict=True))
+        calls.append(RankCall(rank, tuple(row[: len(args)]), named_row))
     as_dict = any(isinstance(value, Mapping) for value in values)
-    return CallPlan.of(calls).changed(collect=DictCollector(labels.method, ranks) if as_dict else LIST)
+    return Scatter(tuple(calls), ranks, collect=DictCollector(labels.method, ranks) if as_dict else LIST)
 
 
 def _bad_ranks(method: str, problem: str) -> InvalidValueError:
@@ -360,7 +367,7 @@ class NdDispatch:
         mesh = mesh_of(group, self.mesh_name)
         return dispatch_nd_compute_dataproto(mesh.dp_ranks, mesh.dp_size, group, *args, **kwargs)
 
-    def plan(self, group: Any, /, *args: Any, **kwargs: Any) -> CallPlan:
+    def scatter(self, group: Any, /, *args: Any, **kwargs: Any) -> Scatter:
         """The calls of all ranks, of which only the answering ones are fetched, in dp order.
 
         Raises:
@@ -373,9 +380,9 @@ class NdDispatch:
                 f"{labels.method!r} splits batches over mesh {self.mesh_name!r} and needs at least one batch "
                 "(DataProto, TensorDict or DataProtoFuture) among its arguments, got none"
             )
-        parts = CallPlan.of_lists(lists, named, mesh.dp_size)
+        parts = Scatter.of_lists(lists, named, mesh.dp_size)
         calls = [parts.calls[dp]._replace(rank=rank) for rank, dp in enumerate(mesh.dp_ranks)]
-        return CallPlan(tuple(calls), fetched_ranks=mesh.answering_ranks, layout=parts.layout)
+        return Scatter(tuple(calls), mesh.answering_ranks, parts.layout)
 
 
 @dataclass(frozen=True, slots=True)

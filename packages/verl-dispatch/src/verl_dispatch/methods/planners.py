@@ -22,6 +22,7 @@ from verl_dispatch.methods.registry import (
     spec_of,
 )
 from verl_dispatch.modes import Execute
+from verl_dispatch.planning.batches import answered_rows
 from verl_dispatch.planning.collectors import (
     SINGLE,
     Collector,
@@ -31,7 +32,7 @@ from verl_dispatch.planning.collectors import (
     trimmed,
 )
 from verl_dispatch.planning.options import CURRENT_CALL, CallOptions, CallScope
-from verl_dispatch.planning.plan import CallPlan, RankCall
+from verl_dispatch.planning.plan import CallPlan, RankCall, Scatter
 
 __all__ = ["CallPlanner", "CustomCollector"]
 
@@ -47,6 +48,7 @@ class CallPlanner:
         self._remote = by_default if options.remote is None else options.remote
         self._pair: tuple[Any, Any] = (None, None)
         self._spec = RANK_ZERO
+        self._scope = CallScope(method.labels, options)
         self.mode: str = mode_name(method.dispatch_mode)
 
     def spec(self) -> ModeSpec:
@@ -85,27 +87,30 @@ class CallPlanner:
         if not spec.is_custom:
             self._method.check_binding(args, kwargs)
         world_size = self._group.world_size
-        cut = self._cut(spec, world_size, args, kwargs)
+        scatter = self._scatter(spec, world_size, args, kwargs)
         plan = CallPlan(
-            cut.calls,
+            scatter.calls,
             self._method.name,
             self.mode,
             world_size,
-            cut.fetched_ranks,
-            self._collector(spec, cut),
-            cut.layout,
+            scatter.fetched_ranks,
+            self._collector(spec, scatter),
+            scatter.layout,
             self._read_only,
             self._remote,
         )
         return plan if self._execute in (Execute.ALL, Execute.RANK_ZERO) else _selected(plan, self._execute)
 
-    def _cut(
+    def _scatter(
         self, spec: ModeSpec, world_size: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> CallPlan:
-        scope = CallScope(self._method.labels, self._options)
+    ) -> Scatter:
+        scope = self._scope
+        if self._options.row_options:
+            # Whether they were asked for is a fact of this call alone.
+            scope = CallScope(self._method.labels, self._options)
         token = CURRENT_CALL.set(scope)
         try:
-            result = (spec.plan or spec.dispatch_fn)(self._group, *args, **kwargs)
+            result = (spec.scatter or spec.dispatch_fn)(self._group, *args, **kwargs)
         except Exception as error:
             if spec.is_custom:
                 error.add_note(f"in the dispatch_fn of the custom mode of method {self._method.name!r}")
@@ -113,26 +118,26 @@ class CallPlanner:
         finally:
             CURRENT_CALL.reset(token)
         if not spec.is_custom:
-            if isinstance(result, CallPlan):
+            if isinstance(result, Scatter):
                 return result
             lists, named = result
-            return CallPlan.of_lists(lists, named, world_size)
+            return Scatter.of_lists(lists, named, world_size)
         if self._options.row_options and not scope.asked:
             problem = f"the dispatch_fn of {self._method.name!r} calls no function here that splits batches"
             raise CallOptionError(self._options.row_options[0], problem)
         to_rank_zero = self._execute is Execute.RANK_ZERO
         return _checked_result(self.mode, result, world_size, to_rank_zero=to_rank_zero)
 
-    def _collector(self, spec: ModeSpec, cut: CallPlan) -> Collector:
-        name, layout = self._method.name, cut.layout
+    def _collector(self, spec: ModeSpec, scatter: Scatter) -> Collector:
+        name, ranks, layout = self._method.name, scatter.fetched_ranks, scatter.layout
         if spec.collector is not None:
-            return spec.collector(name, cut.fetched_ranks, layout)
+            return spec.collector(name, ranks, layout)
         if not spec.is_custom:
-            return cut.collect
+            return scatter.collect
         if layout is not None and not layout.changes_answers:
             layout = None
-        single = cut.collect is SINGLE
-        return CustomCollector(name, cut.fetched_ranks, layout, self._group, spec.collect_fn, single)
+        single = scatter.collect is SINGLE
+        return CustomCollector(name, ranks, layout, self._group, spec.collect_fn, single)
 
 
 def _why_refused(option: str, spec: ModeSpec) -> str:
@@ -182,7 +187,7 @@ def _bad_result(mode: str, problem: str) -> InvalidModeError:
     )
 
 
-def _checked_result(mode: str, result: Any, world_size: int, *, to_rank_zero: bool) -> CallPlan:
+def _checked_result(mode: str, result: Any, world_size: int, *, to_rank_zero: bool) -> Scatter:
     """The calls that the user's `dispatch_fn` asks for.
 
     Raises:
@@ -196,17 +201,17 @@ def _checked_result(mode: str, result: Any, world_size: int, *, to_rank_zero: bo
     if not isinstance(args, (tuple, list)) or not isinstance(kwargs, Mapping):
         raise _bad_result(mode, f"it returned ({type(args).__name__}, {type(kwargs).__name__})")
     if to_rank_zero:
-        return CallPlan((RankCall(0, tuple(args), dict(kwargs)),), fetched_ranks=(0,), collect=SINGLE)
+        return Scatter((RankCall(0, tuple(args), dict(kwargs)),), (0,), collect=SINGLE)
     labelled = [*((f"argument {place}", entries) for place, entries in enumerate(args)), *kwargs.items()]
     for label, entries in labelled:
         if not isinstance(entries, (list, tuple)):
             raise _bad_result(mode, f"{label} is {type(entries).__name__}, not a list")
         if len(entries) != world_size:
             raise _bad_result(mode, f"{label} has {len(entries)} entries for {world_size} workers")
-    return CallPlan.of_lists(args, kwargs, world_size)
+    return Scatter.of_lists(args, kwargs, world_size)
 
 
-def _checked_plan(mode: str, plan: CallPlan, world_size: int) -> CallPlan:
+def _checked_plan(mode: str, plan: CallPlan, world_size: int) -> Scatter:
     called = plan.called_ranks
     world = range(world_size)
     if not called or len(set(called)) < len(called) or any(rank not in world for rank in called):
@@ -217,7 +222,7 @@ def _checked_plan(mode: str, plan: CallPlan, world_size: int) -> CallPlan:
     if not set(fetched) <= set(called):
         problem = f"the plan fetches ranks {list(fetched)}, but calls {list(called)}"
         raise _bad_result(mode, problem)
-    return plan.changed(calls=calls, fetched_ranks=fetched)
+    return Scatter(calls, fetched, plan.layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +241,8 @@ class CustomCollector(Collector):
         if self.layout is None:
             return self._made_of(outputs)
         if self.layout.order is not None:
-            check_all_answer(self.method, self.ranks, self.layout, outputs)
+            silent = [answered_rows(output) is None for output in outputs]
+            check_all_answer(self.method, self.ranks, self.layout, silent)
         result = self._made_of(trimmed(self.method, self.ranks, self.layout, outputs))
         return in_input_order(result, self.layout.order)
 

@@ -20,8 +20,8 @@ from verl_dispatch.modes import Dispatch, Execute
 from verl_dispatch.planning.collectors import (
     BatchCollector,
     Collector,
-    ListCollector,
     SingleCollector,
+    as_list,
     untrimmed,
 )
 from verl_dispatch.planning.options import ROW_OPTIONS
@@ -61,9 +61,9 @@ class ModeSpec:
         name: how messages and plans name it.
         dispatch_fn: cuts the arguments; public, for custom modes to build on.
         collect_fn: puts answers together where a custom mode builds on this one.
-        collector: what puts answers together in the mode itself; None leaves it to the CallPlan that
-            `dispatch_fn` returns, or in a custom mode to `collect_fn`.
-        plan: cuts the arguments in place of `dispatch_fn` where a CallPlan says more than lists can.
+        collector: what puts answers together in the mode itself; None leaves it to what `scatter` returns,
+            or in a custom mode to `collect_fn`.
+        scatter: cuts the arguments in place of `dispatch_fn` where lists could not say how.
         row_options: which of ROW_OPTIONS it takes.
         refuses: why no other execute mode than ALL goes with it; empty where others do.
         is_custom: whether its functions are the user's own.
@@ -73,7 +73,7 @@ class ModeSpec:
     dispatch_fn: Function
     collect_fn: Function
     collector: Callable[..., Collector] | None = None
-    plan: Function | None = None
+    scatter: Function | None = None
     row_options: tuple[str, ...] = ()
     refuses: str = ""
     is_custom: bool = False
@@ -92,7 +92,7 @@ RANK_ZERO = ModeSpec(
     functions.dispatch_rank_zero,
     functions.collect_rank_zero,
     SingleCollector,
-    plan=functions.plan_rank_zero,
+    scatter=functions.scatter_rank_zero,
     refuses="this dispatch mode calls rank 0 only",
 )
 
@@ -104,14 +104,14 @@ MODES: dict[Dispatch, ModeSpec] = {
             "ONE_TO_ALL",
             functions.dispatch_one_to_all,
             functions.collect_all_to_all,
-            ListCollector,
-            plan=functions.plan_one_to_all,
+            as_list,
+            scatter=functions.scatter_one_to_all,
         ),
         ModeSpec(
             "ALL_TO_ALL",
             functions.dispatch_all_to_all,
             functions.collect_all_to_all,
-            ListCollector,
+            as_list,
             # A list of answers has no rows whose input order a balanced call could restore.
             row_options=("uneven", "auto_padding"),
         ),
@@ -119,13 +119,14 @@ MODES: dict[Dispatch, ModeSpec] = {
             "ONE_TO_ONE",
             functions.dispatch_one_to_one,
             functions.collect_all_to_all,
+            scatter=functions.scatter_one_to_one,
             refuses=_NAMES_RANKS,
         ),
         ModeSpec(
             "DP_COMPUTE",
             functions.dispatch_dp_compute,
             functions.collect_dp_compute,
-            ListCollector,
+            as_list,
             refuses=_LOSES_ENTRIES,
         ),
         ModeSpec(
@@ -156,7 +157,7 @@ MODES: dict[Dispatch, ModeSpec] = {
             "DIRECT_ROLLOUT_METHOD",
             functions.dispatch_direct_rollout_method,
             functions.collect_all_to_all,
-            ListCollector,
+            as_list,
             refuses="such a method is never called on a group",
         ),
     )
@@ -169,7 +170,7 @@ def _mesh_mode(name: str, dispatch_fn: NdDispatch, collect_fn: NdCollect) -> Mod
         dispatch_fn,
         collect_fn,
         BatchCollector,
-        plan=dispatch_fn.plan,
+        scatter=dispatch_fn.scatter,
         row_options=ROW_OPTIONS,
         refuses=_LOSES_ROWS,
     )

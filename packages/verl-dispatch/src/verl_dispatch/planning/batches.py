@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "answered_rows",
     "as_protos",
+    "has_columns",
     "is_batch",
     "is_future",
     "is_splittable",

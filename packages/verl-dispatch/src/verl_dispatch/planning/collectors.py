@@ -21,6 +21,7 @@ __all__ = [
     "DictCollector",
     "ListCollector",
     "SingleCollector",
+    "as_list",
     "check_all_answer",
     "in_input_order",
     "trimmed",
@@ -121,7 +122,8 @@ class BatchCollector(Collector):
         layout = self.layout
         if layout is None:
             return verl_protocol.DataProto.concat(answers)
-        check_all_answer(self.method, self.ranks, layout, answers)
+        silent = [not len(answer) and not batches.has_columns(answer) for answer in answers]
+        check_all_answer(self.method, self.ranks, layout, silent)
         if not layout.changes_answers:
             return verl_protocol.DataProto.concat(answers)
         kept = trimmed(self.method, self.ranks, layout, answers)
@@ -139,6 +141,11 @@ LIST = ListCollector()
 SINGLE = SingleCollector()
 
 
+def as_list(method: str, ranks: tuple[int, ...], layout: RowLayout | None) -> Collector:
+    """A list; padding comes off those answers that are batches."""
+    return LIST if layout is None or not layout.changes_answers else ListCollector(method, ranks, layout)
+
+
 def untrimmed(method: str, ranks: tuple[int, ...], layout: RowLayout | None) -> Collector:
     """A list of values that are the ranks' own and no rows of the input, such as metrics."""
     return LIST
@@ -147,13 +154,12 @@ def untrimmed(method: str, ranks: tuple[int, ...], layout: RowLayout | None) -> 
 # --- rows of answers: which belong to which input rows, and how they come back in input order -------------
 
 
-def check_all_answer(method: str, ranks: Sequence[int], layout: RowLayout, outputs: Sequence[Any]) -> None:
-    """Refuses a rank that got rows and answers a batch of meta_info only, where others answer rows.
+def check_all_answer(method: str, ranks: Sequence[int], layout: RowLayout, silent: Sequence[bool]) -> None:
+    """Refuses a rank that got rows and is silent (answers no rows and no columns), where others answer rows.
 
     Raises:
         AnswerError: its rows would be lost, or its place in the order.
     """
-    silent = [batches.answered_rows(output) is None for output in outputs]
     if not any(silent) or all(silent):
         return
     for rank, sent, is_silent in zip(ranks, layout.rows, silent, strict=True):

@@ -27,6 +27,7 @@ from verl_dispatch.planning.split import layout_among
 __all__ = [
     "CallPlan",
     "RankCall",
+    "Scatter",
     "SharedObject",
     "all_ranks",
     "arguments_of",
@@ -81,6 +82,39 @@ class RankCall(_RankFields):
     __hash__ = None  # type: ignore[assignment]
 
 
+class Scatter(NamedTuple):
+    """How the arguments of a call go to the ranks, before method and mode are known; see `CallPlan`."""
+
+    calls: tuple[RankCall, ...]
+    fetched_ranks: tuple[int, ...]
+    layout: RowLayout | None = None
+    collect: Collector = LIST
+
+    @classmethod
+    def of_all(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any], world_size: int) -> Scatter:
+        """The very same arguments to every rank."""
+        ranks = all_ranks(world_size)
+        # The tuples are made directly, here and below: a call on many workers makes many.
+        calls = tuple([_new_tuple(RankCall, (rank, args, kwargs, None, 0)) for rank in ranks])
+        return cls(calls, ranks)
+
+    @classmethod
+    def of_lists(
+        cls, args: Sequence[Sequence[Any]], kwargs: Mapping[str, Sequence[Any]], world_size: int
+    ) -> Scatter:
+        """To every rank its entry of each list."""
+        ranks = all_ranks(world_size)
+        positional = list(zip(*args, strict=True)) if args else [()] * world_size
+        named: list[Mapping[str, Any]] = [NO_KWARGS] * world_size
+        if kwargs:
+            named = [dict(zip(kwargs, values, strict=True)) for values in zip(*kwargs.values(), strict=True)]
+        layout = layout_among([*args, *kwargs.values()])
+        rows: Sequence[int | None] = layout.rows if layout else [None] * world_size
+        pad = layout.pad if layout else [0] * world_size
+        fields = zip(ranks, positional, named, rows, pad, strict=True)
+        return cls(tuple([_new_tuple(RankCall, each) for each in fields]), ranks, layout)
+
+
 @dataclass(frozen=True, slots=True)
 class SharedObject:
     """One object that several ranks of a plan get: a backend stores it once, if it is large."""
@@ -131,31 +165,6 @@ class CallPlan:
             calls=tuple(RankCall(rank, tuple(args), dict(kwargs)) for rank, (args, kwargs) in ranked),
             fetched_ranks=tuple(rank for rank, _ in ranked),
         )
-
-    @classmethod
-    def of_lists(
-        cls, args: Sequence[Sequence[Any]], kwargs: Mapping[str, Sequence[Any]], world_size: int
-    ) -> CallPlan:
-        """A plan that gives every rank its entry of each list."""
-        ranks = all_ranks(world_size)
-        positional = list(zip(*args, strict=True)) if args else [()] * world_size
-        named: list[Mapping[str, Any]] = [NO_KWARGS] * world_size
-        if kwargs:
-            named = [dict(zip(kwargs, values, strict=True)) for values in zip(*kwargs.values(), strict=True)]
-        layout = layout_among([*args, *kwargs.values()])
-        rows: Sequence[int | None] = layout.rows if layout else [None] * world_size
-        pad = layout.pad if layout else [0] * world_size
-        # The tuples are made directly: a call on many workers makes many.
-        fields = zip(ranks, positional, named, rows, pad, strict=True)
-        calls = tuple([_new_tuple(RankCall, each) for each in fields])
-        return cls(calls, fetched_ranks=ranks, layout=layout)
-
-    @classmethod
-    def of_all(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any], world_size: int) -> CallPlan:
-        """A plan that gives the very same arguments to every rank."""
-        ranks = all_ranks(world_size)
-        calls = tuple([_new_tuple(RankCall, (rank, args, kwargs, None, 0)) for rank in ranks])
-        return cls(calls, fetched_ranks=ranks)
 
     @property
     def order(self) -> tuple[int, ...] | None:
