@@ -58,14 +58,20 @@ __all__ = [
 
 def dispatch_rank_zero(group: Any, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments as given; of `Broadcast(x)`, x."""
+    return _unwrapped(args, kwargs)
+
+
+def _unwrapped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if Broadcast in map(type, args):
         args = tuple([unwrapped(value) for value in args])
-    return args, {name: unwrapped(value) for name, value in kwargs.items()}
+    if Broadcast in map(type, kwargs.values()):
+        kwargs = {name: unwrapped(value) for name, value in kwargs.items()}
+    return args, kwargs
 
 
 def scatter_rank_zero(group: Any, /, *args: Any, **kwargs: Any) -> Scatter:
     """One call of rank 0."""
-    return Scatter.of_all(*dispatch_rank_zero(group, *args, **kwargs), world_size=1)
+    return Scatter.of_all(*_unwrapped(args, kwargs), world_size=1)
 
 
 def dispatch_one_to_all(group: Any, /, *args: Any, **kwargs: Any) -> Lists:
@@ -76,14 +82,14 @@ def dispatch_one_to_all(group: Any, /, *args: Any, **kwargs: Any) -> Lists:
         >>> dispatch_one_to_all(SimpleNamespace(world_size=2), 7, lr=0.1)
         (([7, 7],), {'lr': [0.1, 0.1]})
     """
-    args, kwargs = dispatch_rank_zero(group, *args, **kwargs)
+    args, kwargs = _unwrapped(args, kwargs)
     size = group.world_size
     return tuple([[value] * size for value in args]), {name: [value] * size for name, value in kwargs.items()}
 
 
 def scatter_one_to_all(group: Any, /, *args: Any, **kwargs: Any) -> Scatter:
     """The same call of every rank; backends see that it is the same by its containers."""
-    return Scatter.of_all(*dispatch_rank_zero(group, *args, **kwargs), group.world_size)
+    return Scatter.of_all(*_unwrapped(args, kwargs), group.world_size)
 
 
 def dispatch_direct_rollout_method(group: Any, /, *args: Any, **kwargs: Any) -> Lists:

@@ -49,6 +49,7 @@ class CallPlanner:
         self._pair: tuple[Any, Any] = (None, None)
         self._spec = RANK_ZERO
         self._scope = CallScope(method.labels, options)
+        self._row_options = options.row_options
         self.mode: str = mode_name(method.dispatch_mode)
 
     def spec(self) -> ModeSpec:
@@ -72,10 +73,10 @@ class CallPlanner:
         spec = spec_of(self._method.dispatch_mode)
         if self._execute is not Execute.ALL and not spec.is_custom:
             # Whole arguments and lists can go to some ranks only, rows cannot.
-            refused = self._options.row_options
+            refused = self._row_options
             spec = RANK_ZERO if self._execute is Execute.RANK_ZERO else spec
         else:
-            refused = tuple(name for name in self._options.row_options if name not in spec.row_options)
+            refused = tuple(name for name in self._row_options if name not in spec.row_options)
         if refused:
             problem = f"mode {self.mode} of {self._method.name!r} " + _why_refused(refused[0], spec)
             raise CallOptionError(refused[0], problem)
@@ -105,7 +106,7 @@ class CallPlanner:
         self, spec: ModeSpec, world_size: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Scatter:
         scope = self._scope
-        if self._options.row_options:
+        if self._row_options:
             # Whether they were asked for is a fact of this call alone.
             scope = CallScope(self._method.labels, self._options)
         token = CURRENT_CALL.set(scope)
@@ -122,9 +123,9 @@ class CallPlanner:
                 return result
             lists, named = result
             return Scatter.of_lists(lists, named, world_size)
-        if self._options.row_options and not scope.asked:
+        if self._row_options and not scope.asked:
             problem = f"the dispatch_fn of {self._method.name!r} calls no function here that splits batches"
-            raise CallOptionError(self._options.row_options[0], problem)
+            raise CallOptionError(self._row_options[0], problem)
         to_rank_zero = self._execute is Execute.RANK_ZERO
         return _checked_result(self.mode, result, world_size, to_rank_zero=to_rank_zero)
 
