@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import threading
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
 import pytest
+import torch
+from verl_dispatch.workers.rank import RankInfo
 from verl_ray.pools.devices import (
     DEVICE_MASKS,
     accelerator_named,
@@ -14,6 +23,9 @@ from verl_ray.pools.devices import (
     visible_index,
     worker_demand,
 )
+from verl_ray.worker import host
+from verl_ray.worker.actor import derive_actor_class
+from verl_ray.worker.rendezvous import Rendezvous
 
 
 @pytest.mark.parametrize(
@@ -118,3 +130,33 @@ def test_a_cpu_worker_sees_no_accelerator_of_any_kind() -> None:
     assert set(masks.values()) == {""}
     assert masks.keys() <= DEVICE_MASKS
     assert unify_masks(masks)["CUDA_VISIBLE_DEVICES"] == ""
+
+
+class Listed:
+    """Writes down when it is made."""
+
+    def __init__(self, happened: list[Any]) -> None:
+        happened.append("constructor")
+
+
+@pytest.mark.parametrize(("index", "made_current"), [(1, [1]), (0, []), (None, [])])
+def test_the_workers_own_device_is_current_for_its_constructor_and_its_async_methods(
+    monkeypatch: pytest.MonkeyPatch, index: int | None, made_current: list[int]
+) -> None:
+    happened: list[Any] = []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", happened.append)
+    monkeypatch.setattr(host, "_set_device_masks", lambda resource: index)
+    monkeypatch.setattr(host, "_report", lambda info, *times: SimpleNamespace(rank_info=info))
+    worker: Any = derive_actor_class(Listed)()
+    assignment = host.Assignment(RankInfo(0, 1), "GPU")
+    with patch.dict(os.environ):
+        worker._verl_set_up(assignment, Rendezvous("127.0.0.1", 1), ((happened,), {}, None))
+    assert happened == [*made_current, "constructor"]
+    beside = asyncio.run_coroutine_threadsafe(_thread(), worker._verl_loop._loop)
+    assert beside.result(10) != threading.get_ident()
+    assert happened == [*made_current, "constructor", *made_current]
+
+
+async def _thread() -> int:
+    return threading.get_ident()

@@ -152,7 +152,7 @@ class Host:
     @cached_property
     def _verl_loop(self) -> MethodLoop:
         """Where the async methods run."""
-        return MethodLoop()
+        return MethodLoop(self._verl_report.rank_info.device_index)
 
     @contextmanager
     def _verl_user_code(self) -> Iterator[None]:
@@ -176,6 +176,7 @@ class Host:
         info = _located(assignment, rendezvous)
         os.environ.update(info.environment())
         args, kwargs, _ = open_message(message, refs)
+        make_current(info.device_index)
         started_at = time.perf_counter()
         with building(info), self._verl_user_code():
             _construct(self, args, kwargs)
@@ -207,6 +208,18 @@ def _set_device_masks(resource: str | None) -> int | None:
     assigned = ray.get_runtime_context().get_accelerator_ids().get(resource, [])
     mask = os.environ.get(accelerator.mask) if accelerator.mask else None
     return visible_index(assigned, mask, is_noset(os.environ, accelerator))
+
+
+def make_current(device_index: int | None) -> None:
+    """Let `"cuda"`, or what the accelerator is called, mean the worker's device in this thread.
+
+    The first device is current anyhow, so that only workers which see more than theirs import torch for it.
+    """
+    if device_index:
+        import torch
+
+        if torch.accelerator.is_available():
+            torch.accelerator.set_device_index(device_index)
 
 
 def _construct(host: Host, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -345,10 +358,14 @@ class MethodLoop:
 
     It goes on between calls, so what a method leaves running there (a server, an engine's background task) is
     served all the time.
+
+    Args:
+        device_index: of the worker's accelerator, which is made current there too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device_index: int | None = None) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.call_soon(make_current, device_index)
         threading.Thread(target=self._loop.run_forever, name="async methods", daemon=True).start()
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
