@@ -182,7 +182,7 @@ class RankThread:
 
     def __init__(self, info: RankInfo, name: str) -> None:
         self._seat = Seat()
-        self.rank = LocalRank(info, self._process_group, sets_environment=False)
+        self.rank: LocalRank = LocalRank(info, self._process_group, sets_environment=False)
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._current: Job | None = None
         self._stopped: str | None = None
