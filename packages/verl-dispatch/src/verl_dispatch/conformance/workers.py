@@ -438,7 +438,7 @@ class OrderWorker(Worker):
 
     def __init__(self) -> None:
         super().__init__()
-        self.running = 0
+        self.running: int = 0
         self.log: list[tuple[int, int]] = []
 
     def _enter(self, number: int) -> None:

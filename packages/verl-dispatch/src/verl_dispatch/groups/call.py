@@ -51,7 +51,7 @@ class Arrivals(ABC):
 
     def __init__(self, keys: Sequence[Hashable]) -> None:
         self._keys = keys
-        self._came: dict[Hashable, tuple[Any, BaseException | None]] = {}
+        self._came: dict[Any, tuple[Any, BaseException | None]] = {}
         self._failed_at: float | None = None
         self._wakers: list[Callable[[], object]] = []
         self._wakes_at_each = False
@@ -170,9 +170,10 @@ class Call(Arrivals):
 
     def __init__(self, plan: CallPlan, group: str, timeout_s: float | None = None) -> None:
         super().__init__(plan.called_ranks)
-        self.plan, self.group = plan, group
-        self.deadline = Deadline(timeout_s)
-        self.sent_at = _now()
+        self.plan: CallPlan = plan
+        self.group: str = group
+        self.deadline: Deadline = Deadline(timeout_s)
+        self.sent_at: float = _now()
         self.seconds: dict[int, float] = {}
         self._told = False
 

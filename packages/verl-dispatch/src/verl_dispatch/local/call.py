@@ -64,7 +64,8 @@ class LocalCall(Call):
 
     def __init__(self, life: LocalLife, plan: CallPlan, group: str, timeout_s: float | None = None) -> None:
         super().__init__(plan, group, timeout_s)
-        self.life, self.generation = life, life.generation
+        self.life: LocalLife = life
+        self.generation: int = life.generation
         self.overdue: list[int] = []
         self._unfilled: dict[Any, LocalFuture] = {}
 

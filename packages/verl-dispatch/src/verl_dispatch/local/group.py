@@ -119,7 +119,8 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         cls, args, kwargs = _unpacked(cls, args, kwargs)
         self._world_size = _checked_world_size(world_size)
         _check_options(concurrent, name_prefix)
-        self.name_prefix, self.answers_stay_remote = name_prefix, flag("remote", remote)
+        self.name_prefix: str = name_prefix
+        self.answers_stay_remote: bool = flag("remote", remote)
         for each in (cls, *roles_of(cls).values()):
             self._registered_methods(each)
         name = name_prefix or f"{type(self).__name__}[{cls.__name__}]"

@@ -84,15 +84,16 @@ def _pairs_inside(first: Any, second: Any) -> _Pairs | Literal[False]:
         return _tensors(first, second) and ()
     if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
         return _arrays(first, second)
+    if is_tensordict(first) and is_tensordict(second):
+        return first.batch_size == second.batch_size and _mappings(dict(first.items()), dict(second.items()))
     for kind in (list, tuple):
         if isinstance(first, kind) and isinstance(second, kind):
             return _sequences(first, second)
-    if is_tensordict(first) and is_tensordict(second):
-        return first.batch_size == second.batch_size and _mappings(dict(first.items()), dict(second.items()))
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         return _mappings(first, second)
-    if type(first) is type(second) and hasattr(first, "__dataclass_fields__"):
-        return [(getattr(first, name), getattr(second, name)) for name in first.__dataclass_fields__]
+    names = getattr(first, "__dataclass_fields__", None)
+    if type(first) is type(second) and names is not None:
+        return [(getattr(first, name), getattr(second, name)) for name in names]
     return _scalars(first, second) and ()
 
 

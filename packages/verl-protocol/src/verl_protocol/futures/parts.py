@@ -59,7 +59,7 @@ class Deadline:
     """
 
     def __init__(self, timeout: float | None) -> None:
-        self.limit = seconds("timeout", timeout)
+        self.limit: float | None = seconds("timeout", timeout)
         self._end = None if self.limit is None else time.monotonic() + self.limit
 
     @property

@@ -218,7 +218,7 @@ def restore_decorated(plain: torch.Tensor, kind: type[torch.Tensor], wants_gradi
 
 def set_attributes(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
     """Give a tensor the attributes that it had."""
-    tensor.__dict__.update(attributes)
+    vars(tensor).update(attributes)
 
 
 def _reduce_jagged(tensor: torch.Tensor, part: Part) -> Reduction:

@@ -61,6 +61,7 @@ class Makers(Protocol):
         self, method: str, errors: Mapping[int, BaseException], silent: Collection[int], generation: int
     ) -> Exception:
         """The error of a call that failed on some ranks, while others stayed silent."""
+        ...
 
 
 class AnswerPart:
