@@ -41,6 +41,13 @@ class TestCalls:
         if not backend.ranks_meet:
             pytest.skip("a call is over when it has been sent")
 
+    @pytest.fixture
+    def ctrl_c(self) -> Iterator[None]:
+        """Python's own handler, also where the tests run in the background and SIGINT is ignored."""
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield
+        signal.signal(signal.SIGINT, before)
+
     # --- what a backend's _send gives back ------------------------------------------------------------------
 
     def test_what_was_sent_is_waited_for_streamed_and_done(self, backend: Backend, group: Any) -> None:
@@ -139,7 +146,7 @@ class TestCalls:
         assert time.monotonic() - started < 1.2
         assert made[0].result(60) == [0, 1, 2, 3]
 
-    def test_ctrl_c_ends_an_await_at_once(self, group: Any, slow: None) -> None:
+    def test_ctrl_c_ends_an_await_at_once(self, group: Any, slow: None, ctrl_c: None) -> None:
         future = group.sleep.submit(1.5)
         started = time.monotonic()
         timer = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT])
