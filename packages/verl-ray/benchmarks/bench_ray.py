@@ -33,6 +33,7 @@ from data_sizes import LARGE_ROWS, SMALL_ROWS, WIDTH, Arrays, with_names
 from memory import memory_left
 from other_ways import mpi_medians, verl_medians
 from plain import PlainGroup
+from ppo_step import GroupStep, PlainStep, group_of, prompts_of
 from startup import startup_rows
 from verl_protocol import DataProto
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
@@ -87,6 +88,8 @@ class Bench:
         yield from self._to_all(large, batch)
         yield from self._split(large, batch, small, few)
         yield from self._futures(large, batch)
+        yield from self._steps(1024, 2048, (1.2, 1.35))
+        yield from self._steps(256, 1024, (1.35, 1.35))
 
     def _to_all(self, large: Arrays, batch: DataProto) -> Iterator[Case]:
         plain, group, size = self.plain, self.group, megabytes(large)
@@ -141,6 +144,22 @@ class Bench:
             lambda: plain.chain_rechunked(large),
             Aim(1.25),
         )
+
+    def _steps(self, rows: int, width: int, limits: tuple[float, float]) -> Iterator[Case]:
+        """A step of PPO with columns that stay where they are, beside references wired by hand."""
+        group, prompts, size = (
+            group_of(self.pool, width, remote=True),
+            prompts_of(rows),
+            len(self.plain.actors),
+        )
+        try:
+            for how, writable, limit in zip(("views", "copies"), (False, True), limits, strict=True):
+                by_hand = PlainStep(size, rows, width, writable)
+                work = f"PPO step of eight calls {rows * width * 28 / 1e6:.1f} MB, by hand with {how}"
+                yield Case(work, GroupStep(group, prompts), by_hand, Aim(limit))
+                by_hand.close()
+        finally:
+            group.shutdown()
 
 
 def megabytes(arrays: Arrays) -> str:
