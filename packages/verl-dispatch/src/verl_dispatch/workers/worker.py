@@ -95,9 +95,6 @@ def _entry(name: object, dp_rank: Any, is_collect: Any) -> tuple[int, bool]:
     return operator.index(rank), bool(collect)
 
 
-# --------------------------------------------------------------------------------------------------------
-
-
 T = TypeVar("T")
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"

@@ -8,9 +8,10 @@ from typing import Any, Final, TypeVar
 import torch
 
 from verl_protocol.batch.state import BatchState
-from verl_protocol.columns import jagged, ops
+from verl_protocol.columns import ops
 from verl_protocol.columns.remote import Origin, Piece, RemoteColumn, Store, form_of
 from verl_protocol.columns.travel import LARGE_BYTES, MOST_OBJECTS
+from verl_protocol.columns.walk import nbytes_of
 from verl_protocol.kinds import is_jagged
 
 __all__ = ["bound", "set_apart", "stored"]
@@ -52,7 +53,7 @@ def set_apart(batch: S, large_bytes: int = LARGE_BYTES) -> tuple[S, list[dict[st
         large_bytes: from which size on a column is set apart.
     """
     held = batch._held()
-    sizes = {key: _nbytes(column) for key, column in held.items() if _can_lie_apart(column)}
+    sizes = {key: nbytes_of(column) for key, column in held.items() if _can_lie_apart(column)}
     large = [key for key, nbytes in sizes.items() if nbytes >= large_bytes]
     together = {key for pair in ops.sharing(held).items() for key in pair}
     heavy = [key for key in large if sizes[key] >= _HEAVY_BYTES and key not in together]
@@ -98,10 +99,3 @@ def _bound(column: RemoteColumn, store: Store, refs: Sequence[Any], origin: Orig
 def _can_lie_apart(column: Any) -> bool:
     plain = type(column) is torch.Tensor and not column.is_nested and column.layout is torch.strided
     return plain or is_jagged(column)
-
-
-def _nbytes(column: Any) -> int:
-    if is_jagged(column):
-        parts = jagged.jagged_parts(column)
-        return sum(part.nbytes for part in (parts.values, parts.offsets))
-    return int(column.nbytes)

@@ -274,9 +274,11 @@ def _moved(part: RemoteColumn, places: Sequence[int], starts: Sequence[int]) -> 
     rows = part.rows
     if not len(rows):
         return range(0)
-    if isinstance(rows, range) and len({shifts[place] for place in _owners(rows, before)}) == 1:
-        shift = shifts[_owners(rows, before)[0]]
-        return range(rows.start + shift, rows.stop + shift, rows.step)
+    if isinstance(rows, range):
+        used = {shifts[place] for place in _owners(rows, before)}
+        if len(used) == 1:
+            shift = used.pop()
+            return range(rows.start + shift, rows.stop + shift, rows.step)
     return _shifted(rows, before, np.asarray(shifts, np.int64))
 
 

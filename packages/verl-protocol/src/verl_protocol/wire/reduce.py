@@ -68,9 +68,6 @@ def as_tensor(data: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.Te
     return torch.from_numpy(data.view(numpy_dtype).reshape(shape))
 
 
-# --------------------------------------------------------------------------------------------------------
-
-
 class _Target(threading.local):
     device: torch.device | None = None
     counted: list[torch.Tensor] | None = None

@@ -147,9 +147,6 @@ def _forget(name: str) -> None:
     RemoteCommunicatorManager.get().remove_remote_communicator(name)
 
 
-# --------------------------------------------------------------------------------------------------------
-
-
 class Executor:
     """The calls of one group, or of the view of one role, on its workers.
 

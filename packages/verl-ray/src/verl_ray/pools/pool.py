@@ -38,7 +38,27 @@ Place = tuple[Reservation, int]
 """A slot before and after it is reserved: its number in a reservation."""
 
 
-class RayResourcePool(ResourcePool):
+class _FreedAtTheEnd:
+    """What the end of a `with` or `async with` block frees."""
+
+    def shutdown(self) -> None:
+        """Free it. Safe to call twice."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await asyncio.to_thread(self.shutdown)
+
+
+class RayResourcePool(ResourcePool, _FreedAtTheEnd):
     """Slots for workers: Ray placement groups, reserved at the first use; a context manager that frees them.
 
     Args:
@@ -293,18 +313,6 @@ class RayResourcePool(ResourcePool):
         if self._own is not None:
             self._own.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.shutdown()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await asyncio.to_thread(self.shutdown)
-
     def __eq__(self, other: object) -> bool:
         return self is other
 
@@ -440,7 +448,7 @@ class _ManagedPool(RayResourcePool):
     _default_shares = 3
 
 
-class ResourcePoolManager(Generic[RoleT]):
+class ResourcePoolManager(_FreedAtTheEnd, Generic[RoleT]):
     """Pools by name and the roles that run on them; a context manager that frees all its pools.
 
     Args:
@@ -502,15 +510,3 @@ class ResourcePoolManager(Generic[RoleT]):
         """Free all pools. Safe to call twice."""
         for pool in self.resource_pool_dict.values():
             pool.shutdown()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.shutdown()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await asyncio.to_thread(self.shutdown)

@@ -1,8 +1,8 @@
 """What goes over the wire between a group and its workers: arguments as one message, answers as asked for.
 
 Everything a call sends by value is one object, so Ray pickles once per rank. References go beside it as
-top-level
-arguments: Ray resolves those before the call starts, and moves their data from producer to consumer.
+top-level arguments: Ray resolves those before the call starts, and moves their data from producer to
+consumer.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def is_scalar(value: Any) -> bool:
 def check_picklable(value: Any) -> None:
     """Raise what pickling the value would; references are left to Ray."""
     if not isinstance(value, ray.ObjectRef):
-        dumps(value, pickler=ray.cloudpickle.CloudPickler)
+        dumps(value, pickler=CloudPickler)
 
 
 def packed(value: Any, readers: Readers) -> Any:
