@@ -11,6 +11,7 @@ import pytest
 import torch
 from verl_protocol import DataProto, DataProtoFuture
 
+from verl_dispatch.conformance.workers import ModesWorker
 from verl_dispatch.groups.group import WorkerGroup
 
 Group = WorkerGroup[Any, Any]
@@ -85,6 +86,18 @@ def groups(backend: Backend) -> Iterator[GroupCache]:
     cache = GroupCache(backend)
     yield cache
     cache.shutdown()
+
+
+class SharedGroups:
+    """The groups that most tests call: the worker with a method for every mode, on four ranks and on one."""
+
+    @pytest.fixture
+    def group(self, groups: GroupCache) -> Any:
+        return groups.get(ModesWorker, 4)
+
+    @pytest.fixture
+    def single(self, groups: GroupCache) -> Any:
+        return groups.get(ModesWorker, 1)
 
 
 # --- Batches that the tests send, and what they look for in the answers -------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from verl_dispatch.conformance.backend import Backend, GroupCache, batch, end
+from verl_dispatch.conformance.backend import Backend, GroupCache, SharedGroups, batch, end
 from verl_dispatch.conformance.workers import BothRoles, ModesWorker, RoleA, RoleAB, ids_of
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.methods.decorator import register
@@ -15,12 +15,8 @@ from verl_dispatch.modes import Dispatch
 from verl_dispatch.workers.worker import Worker
 
 
-class TestBinding:
+class TestBinding(SharedGroups):
     """Bound methods of a group of 4."""
-
-    @pytest.fixture
-    def group(self, groups: GroupCache) -> Any:
-        return groups.get(ModesWorker, 4)
 
     def test_methods_keep_signature_docstring_and_mode(self, group: Any) -> None:
         method = group.one_to_all

@@ -16,24 +16,16 @@ from typing import Any, NoReturn
 
 import pytest
 
-from verl_dispatch.conformance.backend import Backend, GroupCache, batch
-from verl_dispatch.conformance.workers import ModesWorker, OrderWorker, PlainWorker, ids_of
+from verl_dispatch.conformance.backend import Backend, GroupCache, SharedGroups, batch
+from verl_dispatch.conformance.workers import OrderWorker, PlainWorker, ids_of
 from verl_dispatch.errors import CallTimeout, WorkerGroupError
 from verl_dispatch.groups.call import Call
 from verl_dispatch.modes import Broadcast
 from verl_dispatch.planning.options import DEFAULT_OPTIONS
 
 
-class TestCalls:
+class TestCalls(SharedGroups):
     """Calls on a group of 4, and on one of 1."""
-
-    @pytest.fixture
-    def group(self, groups: GroupCache) -> Any:
-        return groups.get(ModesWorker, 4)
-
-    @pytest.fixture
-    def single(self, groups: GroupCache) -> Any:
-        return groups.get(ModesWorker, 1)
 
     @pytest.fixture
     def slow(self, backend: Backend) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from verl_dispatch.conformance.backend import Backend, GroupCache, batch, end
+from verl_dispatch.conformance.backend import Backend, SharedGroups, batch, end
 from verl_dispatch.conformance.workers import (
     ClosingWorker,
     FailingWorker,
@@ -19,12 +19,8 @@ from verl_dispatch.conformance.workers import (
 from verl_dispatch.errors import CallTimeout, WorkerGroupError
 
 
-class TestFailures:
+class TestFailures(SharedGroups):
     """Failures that a group outlives, on a group of 4."""
-
-    @pytest.fixture
-    def group(self, groups: GroupCache) -> Any:
-        return groups.get(ModesWorker, 4)
 
     def test_error_says_who_what_and_where(self, group: Any) -> None:
         with pytest.raises(WorkerGroupError) as caught:

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from verl_dispatch.conformance.backend import KINDS, Backend, GroupCache, as_kind, batch, ranks_of
+from verl_dispatch.conformance.backend import (
+    KINDS,
+    Backend,
+    GroupCache,
+    SharedGroups,
+    as_kind,
+    batch,
+    ranks_of,
+)
 from verl_dispatch.conformance.workers import ModesWorker, ids_of
 from verl_dispatch.modes import Broadcast, Execute
 
@@ -231,12 +239,8 @@ def add(a: int, b: list[int]) -> Any:
 # --- What is no good argument is told before anything is sent: which, what was given, what to do ------------
 
 
-class TestArguments:
+class TestArguments(SharedGroups):
     """Bad arguments, on a group of 4."""
-
-    @pytest.fixture
-    def group(self, groups: GroupCache) -> Any:
-        return groups.get(ModesWorker, 4)
 
     @pytest.mark.parametrize("given", [[], [1], [1, 2, 3], [1, 2, 3, 4, 5], (1, 2)])
     @pytest.mark.parametrize("method", ["all_to_all", "dp_compute", "one_to_one"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from verl_protocol import DataProto
 
-from verl_dispatch.conformance.backend import Backend, GroupCache, batch, end, ranks_of
+from verl_dispatch.conformance.backend import Backend, SharedGroups, batch, end, ranks_of
 from verl_dispatch.conformance.workers import WIDTH, ModesWorker, ids_of
 
 
@@ -18,16 +18,8 @@ def wide_batch(num_rows: int, **options: Any) -> DataProto:
     return DataProto.from_dict({"i": ids, "wide": ids[:, None].repeat(1, WIDTH)}, **options)
 
 
-class TestRemote:
+class TestRemote(SharedGroups):
     """A group of 4, and one of 1."""
-
-    @pytest.fixture
-    def group(self, groups: GroupCache) -> Any:
-        return groups.get(ModesWorker, 4)
-
-    @pytest.fixture
-    def single(self, groups: GroupCache) -> Any:
-        return groups.get(ModesWorker, 1)
 
     @pytest.fixture
     def made(self, group: Any) -> Any:

@@ -7,20 +7,23 @@ from typing import Any
 import pytest
 import torch
 
-from verl_dispatch.conformance.backend import KINDS, Backend, GroupCache, as_kind, batch, ranks_of
+from verl_dispatch.conformance.backend import (
+    KINDS,
+    Backend,
+    SharedGroups,
+    as_kind,
+    batch,
+    ranks_of,
+)
 from verl_dispatch.conformance.modes import run
-from verl_dispatch.conformance.workers import BROKEN_MESHES, ModesWorker, ids_of
+from verl_dispatch.conformance.workers import BROKEN_MESHES, ids_of
 from verl_dispatch.planning.mesh import Mesh
 
 VERBS = ("call", "not blocking", "submit", "await")
 
 
-class TestRows:
+class TestRows(SharedGroups):
     """Row counts, on a group of 4."""
-
-    @pytest.fixture
-    def group(self, groups: GroupCache) -> Any:
-        return groups.get(ModesWorker, 4)
 
     @pytest.mark.parametrize("verb", VERBS)
     @pytest.mark.parametrize("method", ["rows", "rows_async", "over_each", "over_pairs"])
@@ -120,12 +123,8 @@ class TestRows:
 # --- Named meshes: who gets which rows, who answers, and tables that cannot be ------------------------------
 
 
-class TestMeshes:
+class TestMeshes(SharedGroups):
     """Meshes that the workers of a group of 4 have registered."""
-
-    @pytest.fixture
-    def group(self, groups: GroupCache) -> Any:
-        return groups.get(ModesWorker, 4)
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("by_name", [False, True])

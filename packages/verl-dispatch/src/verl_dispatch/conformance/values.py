@@ -9,17 +9,13 @@ import pytest
 import torch
 from verl_protocol import DataProtoFuture
 
-from verl_dispatch.conformance.backend import Backend, GroupCache, batch, ranks_of
-from verl_dispatch.conformance.workers import ModesWorker, ids_of
+from verl_dispatch.conformance.backend import Backend, SharedGroups, batch, ranks_of
+from verl_dispatch.conformance.workers import ids_of
 from verl_dispatch.errors import WorkerGroupError
 
 
-class TestIsolation:
+class TestIsolation(SharedGroups):
     """Writes stay where they are made, on a group of 4."""
-
-    @pytest.fixture
-    def group(self, groups: GroupCache) -> Any:
-        return groups.get(ModesWorker, 4)
 
     @pytest.mark.parametrize("num_rows", [3, 1 << 16])
     def test_writes_into_a_broadcast_batch(self, group: Any, num_rows: int) -> None:
@@ -78,16 +74,8 @@ class TestIsolation:
 # --- Results that are still being made, handed on -----------------------------------------------------------
 
 
-class TestFutures:
+class TestFutures(SharedGroups):
     """Futures between a group of 4 and a group of 1."""
-
-    @pytest.fixture
-    def group(self, groups: GroupCache) -> Any:
-        return groups.get(ModesWorker, 4)
-
-    @pytest.fixture
-    def single(self, groups: GroupCache) -> Any:
-        return groups.get(ModesWorker, 1)
 
     def future(self, group: Any, num_rows: int = 8, **meta: Any) -> Any:
         made = group.rows.options(blocking=False)(batch(num_rows, **meta))
