@@ -43,7 +43,7 @@ doctor *ARGS:
     uv run python -m verl_ray doctor {{ ARGS }}
 
 # Everything that must be green before a change lands.
-check: lint types layers test
+check: lint types layers docs test
 
 # Build one wheel per package into dist/.
 wheels:
@@ -54,3 +54,7 @@ wheels:
 # Benchmarks of one layer (protocol, dispatch, ray) or of all: tables of medians and ratios.
 bench LAYER="all" *ARGS:
     uv run python tests/tools/bench.py {{ LAYER }} {{ ARGS }}
+
+# The documentation as a site, docs/_build/index.html; a warning is an error.
+docs:
+    uv run --group docs python -m sphinx --fail-on-warning --keep-going --quiet --jobs auto docs docs/_build
