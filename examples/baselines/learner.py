@@ -16,12 +16,12 @@ from verl_examples.algorithms import (
     penalise_kl,
     whiten,
 )
-from verl_examples.generation import answer_distribution, answer_log_probs, generate
-from verl_examples.gradients import data_parallel_step
-from verl_examples.model import ModelConfig, Transformer, ValueModel
 from verl_examples.question_file import Question, Questions
-from verl_examples.settings import Settings
-from verl_examples.tokenizer import PAD, CharTokenizer
+from verl_examples.toy.generation import answer_distribution, answer_log_probs, generate
+from verl_examples.toy.gradients import data_parallel_step
+from verl_examples.toy.model import ModelConfig, Transformer, ValueModel
+from verl_examples.toy.settings import Settings
+from verl_examples.toy.tokenizer import PAD, CharTokenizer
 
 Columns = dict[str, Tensor]
 Metrics = dict[str, float]

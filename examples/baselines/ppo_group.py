@@ -14,12 +14,13 @@ from typing import Any
 
 from learner import Columns, Learner, Metrics, add_advantages, average, encoded, share_right
 from verl_dispatch import Broadcast, Dispatch, Worker, register
-from verl_examples.data import endless_batches
-from verl_examples.model import ModelConfig
 from verl_examples.question_file import Question, read_questions
-from verl_examples.records import save_checkpoint, write_record
-from verl_examples.settings import Settings
-from verl_examples.tokenizer import CharTokenizer
+from verl_examples.records import write_record
+from verl_examples.toy.checkpoint import save_checkpoint
+from verl_examples.toy.data import endless_batches
+from verl_examples.toy.model import ModelConfig
+from verl_examples.toy.settings import Settings
+from verl_examples.toy.tokenizer import CharTokenizer
 from verl_protocol import DataProto
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 

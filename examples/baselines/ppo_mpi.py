@@ -20,12 +20,13 @@ import torch
 from learner import Columns, Learner, Metrics, add_advantages, average, encoded, share_right
 from mpi4py import MPI
 from torch import Tensor
-from verl_examples.data import endless_batches
-from verl_examples.model import ModelConfig
 from verl_examples.question_file import read_questions
-from verl_examples.records import save_checkpoint, write_record
-from verl_examples.settings import Settings
-from verl_examples.tokenizer import CharTokenizer
+from verl_examples.records import write_record
+from verl_examples.toy.checkpoint import save_checkpoint
+from verl_examples.toy.data import endless_batches
+from verl_examples.toy.model import ModelConfig
+from verl_examples.toy.settings import Settings
+from verl_examples.toy.tokenizer import CharTokenizer
 
 COMM = MPI.COMM_WORLD
 RANK, WORLD_SIZE = COMM.Get_rank(), COMM.Get_size()

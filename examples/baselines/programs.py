@@ -18,7 +18,7 @@ from typing import IO
 HERE = Path(__file__).resolve().parent
 PROGRAMS = ("verl-ppo", "group", "mpi")
 TWINS = ("group", "mpi")
-_VERL_PPO = "import sys; from verl_examples.cli import main; sys.exit(main())"
+_VERL_PPO = "import sys; from verl_examples.toy.cli import main; sys.exit(main())"
 _TROUBLE = re.compile(r"error|traceback|abort|signal|killed", re.IGNORECASE)
 _FRAME = re.compile(r'File "[^"]*", line \d+, in (\w+)\n(?:\(\S+ pid=[^)]*\) )?\s*(.*)')
 # The method that goes wrong, and the one of the group that was called to reach it.

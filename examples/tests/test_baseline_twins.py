@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 from verl_dispatch import Broadcast, LocalWorkerGroup
-from verl_examples.model import ModelConfig
 from verl_examples.question_file import read_questions
-from verl_examples.settings import Settings
-from verl_examples.tokenizer import CharTokenizer
+from verl_examples.toy.model import ModelConfig
+from verl_examples.toy.settings import Settings
+from verl_examples.toy.tokenizer import CharTokenizer
 from verl_protocol import DataProto
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "baselines"))

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from verl_examples.cli import EXIT_BAD_INPUT, EXIT_INTERRUPTED, main
-from verl_examples.driver import StepReport, Trainer
-from verl_examples.model import ModelConfig, Transformer
 from verl_examples.progress import console, shown
+from verl_examples.report import StepReport
+from verl_examples.toy.cli import EXIT_BAD_INPUT, EXIT_INTERRUPTED, main
+from verl_examples.toy.driver import Trainer
+from verl_examples.toy.model import ModelConfig, Transformer
 
 # torch warns when a checkpoint is loaded in a process that has seen a sparse tensor, as other tests make.
 pytestmark = pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants:UserWarning")
@@ -104,7 +105,7 @@ def test_a_malformed_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_bad_input_is_named_without_loading_torch(tmp_path: Path) -> None:
     code = """
 import sys
-from verl_examples.cli import main
+from verl_examples.toy.cli import main
 statuses = {main(["--steps", "0"]), main(["--data", "nowhere.jsonl"])}
 print(statuses, {"torch", "numpy", "rich", "ray"} & set(sys.modules))
 """
@@ -126,7 +127,7 @@ def test_a_run_that_ends_early_leaves_what_it_measured(
             yield from islice(super().steps(), 2)
             raise ends_with
 
-    monkeypatch.setattr("verl_examples.run.Trainer", Stopped)
+    monkeypatch.setattr("verl_examples.toy.run.Trainer", Stopped)
     options = ["--backend", "local", "--workers", "1", "--steps", "9", "--out", str(tmp_path)]
     if ends_with is KeyboardInterrupt:
         assert main(options) == EXIT_INTERRUPTED

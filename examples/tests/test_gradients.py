@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from verl_dispatch import Dispatch, LocalWorkerGroup, Worker, register
-from verl_examples.gradients import data_parallel_step
+from verl_examples.toy.gradients import data_parallel_step
 from verl_protocol import DataProto
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from verl_examples.generation import answer_distribution, answer_log_probs, generate
-from verl_examples.model import ModelConfig, Transformer, ValueModel
-from verl_examples.tokenizer import END, PAD
+from verl_examples.toy.generation import answer_distribution, answer_log_probs, generate
+from verl_examples.toy.model import ModelConfig, Transformer, ValueModel
+from verl_examples.toy.tokenizer import END, PAD
 
 CONFIG = ModelConfig(vocabulary_size=9, context_length=16, width=16, num_blocks=2, num_heads=2)
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from verl_examples.cli import EXIT_INTERRUPTED, main
+from verl_examples.toy.cli import EXIT_INTERRUPTED, main
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(280)]
-PPO, PUBLISHED = "verl_examples.cli", "verl_examples.published"
+PPO, PUBLISHED = "verl_examples.toy.cli", "verl_examples.published"
 MARK = "VERL_EXAMPLES_TEST_RUN"
 
 

@@ -6,10 +6,10 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from verl_examples.data import endless_batches, prompt_batch
 from verl_examples.make_questions import NUM_HELD_OUT, NUM_TRAIN, write
 from verl_examples.question_file import DEFAULT_FILE, Question, QuestionFileError, read_questions
-from verl_examples.tokenizer import END, PAD, CharTokenizer, UnknownCharacterError
+from verl_examples.toy.data import endless_batches, prompt_batch
+from verl_examples.toy.tokenizer import END, PAD, CharTokenizer, UnknownCharacterError
 
 GOOD = '{"prompt": "sort 21=", "answer": "12"}'
 

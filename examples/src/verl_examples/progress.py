@@ -8,7 +8,7 @@ from statistics import mean
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from verl_examples.driver import StepReport
+from verl_examples.report import StepReport
 
 
 def console() -> Console:

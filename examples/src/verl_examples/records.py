@@ -1,20 +1,14 @@
-"""What a run leaves behind: `metrics.jsonl`, `checkpoint.pt` and `learning.png`."""
+"""What a run leaves behind: `metrics.jsonl` and `learning.png`."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
-from torch import Tensor
-
-from verl_examples.driver import StepReport
-from verl_examples.model import ModelConfig
-from verl_examples.tokenizer import CharTokenizer
+from verl_examples.report import StepReport
 
 _REWARD, _ACCURACY = "mean reward of sampled answers", "accuracy on held-out questions"
 
@@ -22,8 +16,8 @@ _REWARD, _ACCURACY = "mean reward of sampled answers", "accuracy on held-out que
 def metrics_record(report: StepReport) -> dict[str, Any]:
     """One line of `metrics.jsonl`: all but `samples_per_s` follows from the settings."""
     record = asdict(report)
-    losses: dict[str, float] = record.pop("losses")
-    return record | losses
+    metrics: dict[str, float] = record.pop("metrics")
+    return record | metrics
 
 
 def write_record(file: TextIO, record: dict[str, Any]) -> None:
@@ -44,16 +38,6 @@ class Records:
         """Take a step, and append its line."""
         self.steps.append(report)
         write_record(self._file, metrics_record(report))
-
-
-def save_checkpoint(
-    path: Path, model: ModelConfig, tokenizer: CharTokenizer, weights: dict[str, dict[str, Tensor]]
-) -> None:
-    """Write sizes, alphabet and each role's weights; `torch.load(path)` reads it without running code."""
-    content = {"model": asdict(model), "alphabet": tokenizer.alphabet, "weights": weights}
-    unfinished = path.with_suffix(".tmp")
-    torch.save(content, unfinished)
-    os.replace(unfinished, path)
 
 
 def plot_learning(path: Path, reports: Sequence[StepReport], accuracy_before: float, title: str) -> None:

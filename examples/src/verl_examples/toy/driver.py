@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 from verl_protocol import DataProto
@@ -17,23 +16,12 @@ from verl_examples.algorithms import (
     penalise_kl,
     whiten,
 )
-from verl_examples.data import endless_batches, prompt_batch
 from verl_examples.question_file import Question, Questions
-from verl_examples.roles import Roles
-from verl_examples.settings import Settings
-from verl_examples.tokenizer import CharTokenizer
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What one step showed: `accuracy` is measured on held-out questions, None where it was not measured."""
-
-    step: int
-    reward: float
-    accuracy: float | None
-    kl: float
-    samples_per_s: float
-    losses: Mapping[str, float]
+from verl_examples.report import StepReport
+from verl_examples.toy.data import endless_batches, prompt_batch
+from verl_examples.toy.roles import Roles
+from verl_examples.toy.settings import Settings
+from verl_examples.toy.tokenizer import CharTokenizer
 
 
 class Trainer:
@@ -78,7 +66,7 @@ class Trainer:
                 accuracy=self.held_out_accuracy() if measured else None,
                 kl=kl,
                 samples_per_s=len(batch) / seconds,
-                losses=losses,
+                metrics=losses,
             )
 
     def held_out_accuracy(self) -> float:

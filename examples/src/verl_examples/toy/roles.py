@@ -11,10 +11,10 @@ from typing import Any
 from verl_dispatch import ClassWithInitArgs, LocalWorkerGroup, WorkerGroup
 from verl_dispatch.workers.roles import create_colocated_worker_raw_cls
 
-from verl_examples.model import ModelConfig
-from verl_examples.settings import Settings
-from verl_examples.tokenizer import CharTokenizer
-from verl_examples.workers import ActorWorker, CriticWorker, ReferenceWorker, RewardWorker
+from verl_examples.toy.model import ModelConfig
+from verl_examples.toy.settings import Settings
+from verl_examples.toy.tokenizer import CharTokenizer
+from verl_examples.toy.workers import ActorWorker, CriticWorker, ReferenceWorker, RewardWorker
 
 # A part of a CPU a worker, so that more workers than cores may take turns.
 _ONE_GROUP: dict[str, Any] = {"max_colocate_count": 1, "cpus_per_worker": 0.1, "timeout_s": 30.0}

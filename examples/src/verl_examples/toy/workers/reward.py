@@ -6,7 +6,7 @@ import torch
 from verl_dispatch import Dispatch, Worker, register
 from verl_protocol import DataProto
 
-from verl_examples.tokenizer import CharTokenizer
+from verl_examples.toy.tokenizer import CharTokenizer
 
 
 class RewardWorker(Worker):

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from verl_examples.driver import Trainer
-from verl_examples.model import ModelConfig
 from verl_examples.progress import console, shown
 from verl_examples.question_file import Questions
-from verl_examples.records import Records, plot_learning, save_checkpoint
-from verl_examples.roles import Roles, running_roles
-from verl_examples.settings import Settings
-from verl_examples.tokenizer import CharTokenizer
+from verl_examples.records import Records, plot_learning
+from verl_examples.toy.checkpoint import save_checkpoint
+from verl_examples.toy.driver import Trainer
+from verl_examples.toy.model import ModelConfig
+from verl_examples.toy.roles import Roles, running_roles
+from verl_examples.toy.settings import Settings
+from verl_examples.toy.tokenizer import CharTokenizer
 
 
 def run(settings: Settings, questions: Questions) -> dict[str, Any]:

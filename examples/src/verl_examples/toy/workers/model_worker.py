@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from verl_dispatch import Dispatch, Worker, register
 from verl_protocol import DataProto
 
-from verl_examples.settings import Settings
+from verl_examples.toy.settings import Settings
 
 Metrics = dict[str, float]
 

@@ -9,7 +9,7 @@ import torch
 from verl_protocol import DataProto
 
 from verl_examples.question_file import Question
-from verl_examples.tokenizer import CharTokenizer
+from verl_examples.toy.tokenizer import CharTokenizer
 
 
 def prompt_batch(questions: Sequence[Question], tokenizer: CharTokenizer, prompt_width: int) -> DataProto:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verl_examples.model import KeyValueCache, Transformer
-from verl_examples.tokenizer import END, PAD
+from verl_examples.toy.model import KeyValueCache, Transformer
+from verl_examples.toy.tokenizer import END, PAD
 
 
 @torch.no_grad()

@@ -8,11 +8,11 @@ from verl_dispatch import Dispatch, register
 from verl_protocol import DataProto
 
 from verl_examples.algorithms import clipped_value_loss
-from verl_examples.gradients import data_parallel_step
-from verl_examples.model import ModelConfig, ValueModel
-from verl_examples.settings import Settings
-from verl_examples.tokenizer import PAD
-from verl_examples.workers.model_worker import Metrics, ModelWorker, average
+from verl_examples.toy.gradients import data_parallel_step
+from verl_examples.toy.model import ModelConfig, ValueModel
+from verl_examples.toy.settings import Settings
+from verl_examples.toy.tokenizer import PAD
+from verl_examples.toy.workers.model_worker import Metrics, ModelWorker, average
 
 
 class CriticWorker(ModelWorker):

@@ -6,10 +6,10 @@ import torch
 from verl_dispatch import Dispatch, register
 from verl_protocol import DataProto
 
-from verl_examples.generation import answer_distribution, answer_log_probs
-from verl_examples.model import ModelConfig, Transformer
-from verl_examples.settings import Settings
-from verl_examples.workers.model_worker import ModelWorker
+from verl_examples.toy.generation import answer_distribution, answer_log_probs
+from verl_examples.toy.model import ModelConfig, Transformer
+from verl_examples.toy.settings import Settings
+from verl_examples.toy.workers.model_worker import ModelWorker
 
 
 class ReferenceWorker(ModelWorker):

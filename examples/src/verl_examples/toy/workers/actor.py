@@ -8,12 +8,12 @@ from verl_dispatch import Dispatch, register
 from verl_protocol import DataProto
 
 from verl_examples.algorithms import clipped_policy_loss, entropy, estimate_kl, masked_mean
-from verl_examples.generation import answer_distribution, answer_log_probs, generate
-from verl_examples.gradients import data_parallel_step
-from verl_examples.model import ModelConfig, Transformer
-from verl_examples.settings import Settings
-from verl_examples.tokenizer import PAD
-from verl_examples.workers.model_worker import Metrics, ModelWorker, average
+from verl_examples.toy.generation import answer_distribution, answer_log_probs, generate
+from verl_examples.toy.gradients import data_parallel_step
+from verl_examples.toy.model import ModelConfig, Transformer
+from verl_examples.toy.settings import Settings
+from verl_examples.toy.tokenizer import PAD
+from verl_examples.toy.workers.model_worker import Metrics, ModelWorker, average
 
 
 class ActorWorker(ModelWorker):

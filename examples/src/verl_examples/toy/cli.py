@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_examples.question_file import DEFAULT_FILE, QuestionFileError, read_questions
-from verl_examples.settings import Settings, SettingsError
+from verl_examples.toy.settings import Settings, SettingsError
 
 EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 130
 GROUP_SIZE = 8
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Only now, so that a mistyped option is answered at once.
         from verl_ray import ResourceUnavailable
 
-        from verl_examples.run import run
+        from verl_examples.toy.run import run
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     try:
