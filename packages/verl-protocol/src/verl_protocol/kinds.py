@@ -36,3 +36,9 @@ def is_tensordict(value: object) -> bool:
     """Whether `value` is a TensorDict of any kind."""
     kind = getattr(sys.modules.get("tensordict"), "TensorDictBase", None)
     return kind is not None and isinstance(value, kind)
+
+
+def is_unbatched(value: object) -> bool:
+    """Whether `value` is what a TensorDict has for all rows together, an `UnbatchedTensor`."""
+    kind = getattr(sys.modules.get("tensordict"), "UnbatchedTensor", None)
+    return kind is not None and isinstance(value, kind)

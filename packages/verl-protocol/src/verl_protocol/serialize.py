@@ -9,9 +9,9 @@ import torch
 
 from verl_protocol.arguments import tensordict as checked
 from verl_protocol.columns.jagged import jagged_parts
-from verl_protocol.columns.objects import is_data, is_stack, rows_of, set_data, set_stack
+from verl_protocol.columns.objects import is_data, is_stack, payload_of, rows_of, set_data, set_stack
 from verl_protocol.errors import InvalidTypeError
-from verl_protocol.kinds import is_jagged, is_tensordict
+from verl_protocol.kinds import is_jagged, is_tensordict, is_unbatched
 from verl_protocol.wire.buffers import incoming
 from verl_protocol.wire.reduce import (
     as_tensor,
@@ -19,6 +19,7 @@ from verl_protocol.wire.reduce import (
     dtype_named,
     is_dense,
     restore_jagged,
+    restore_unbatched,
     tensor_bytes,
 )
 
@@ -85,6 +86,8 @@ def _serialize(entry: Any) -> tuple[str, Any]:
         values, offsets, lengths, dim = jagged_parts(entry)
         parts = (values, offsets) if lengths is None else (values, offsets, lengths)
         return "jagged", ([serialize_single_tensor(part) for part in parts], dim)
+    if is_unbatched(entry):
+        return "unbatched", serialize_single_tensor(payload_of(entry))
     if isinstance(entry, torch.Tensor):
         return "tensor", serialize_single_tensor(entry)
     if is_stack(entry):
@@ -116,6 +119,8 @@ def _set_item(tensordict: TensorDict, key: str, form: str, content: Any) -> None
         tensordict.set(key, deserialize_tensordict(content))
     elif form == "tensor":
         tensordict.set(key, deserialize_single_tensor(content))
+    elif form == "unbatched":
+        tensordict.set(key, restore_unbatched(deserialize_single_tensor(content)))
     else:
         parts, dim = content
         values, offsets, *lengths = [deserialize_single_tensor(part) for part in parts]

@@ -51,7 +51,7 @@ from verl_protocol.errors import (
     UnknownKeyError,
     different_row_counts,
 )
-from verl_protocol.kinds import is_jagged, is_tensordict
+from verl_protocol.kinds import is_jagged, is_tensordict, is_unbatched
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -121,6 +121,8 @@ def get_tensordict(
 
 
 def _column(key: str, value: Any) -> Any:
+    if is_unbatched(value):
+        raise no_column(key, value, "one value for all rows goes to non_tensor_dict")
     if is_stack(value) or is_data(value):
         return object_column(rows_of(value)) if value.batch_size else value
     if isinstance(value, torch.Tensor) or is_tensordict(value):

@@ -45,6 +45,23 @@ class TestRows(SharedGroups):
         method = group.rows.options(auto_padding=True)
         assert ids_of(run(backend, verb, method, (as_kind(batch(6), kind),), {})) == list(range(6))
 
+    @pytest.mark.parametrize("size", [2, 3, 6])
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_one_tensor_for_all_rows_goes_whole_to_every_rank(
+        self, backend: Backend, group: Any, verb: str, size: int
+    ) -> None:
+        import tensordict
+
+        unbatched: Any = tensordict.UnbatchedTensor
+        data, table = as_kind(batch(6), "TensorDict"), torch.arange(size)
+        data["table"] = unbatched(table)
+        got = run(backend, verb, group.rows.options(auto_padding=True), (data,), {})
+        assert ids_of(got) == list(range(6))
+        made = run(backend, verb, group.one_to_all, (data,), {})
+        for arrived in (got, data, *(each for _, each, _ in made)):
+            assert isinstance(arrived.get("table"), unbatched)
+            assert arrived["table"].tolist() == table.tolist()
+
     def test_the_same_batch_may_be_passed_twice_and_again(self, group: Any) -> None:
         data = batch(5, auto_padding=True)
         for _ in range(2):

@@ -18,7 +18,7 @@ import torch
 from verl_protocol import DataProto, DataProtoFuture
 from verl_protocol.columns.reading import InProcessStore, Stored
 from verl_protocol.futures.parts import Deadline, values_of, wait_async
-from verl_protocol.kinds import is_jagged, is_tensordict
+from verl_protocol.kinds import is_jagged, is_tensordict, is_unbatched
 from verl_protocol.wire import dumps, loads
 
 from verl_dispatch.errors import NotPicklableError
@@ -126,12 +126,12 @@ def _copier(value: Any, kind: type) -> Callable[[Any, Memo], Any]:
     found = _COPIERS.get(kind)
     if found is not None:
         return found
+    if is_tensordict(value) or is_unbatched(value):
+        return _copy_by_wire
     if isinstance(value, torch.Tensor):
         return _copy_tensor
     if isinstance(value, DataProto):
         return _copy_batch
-    if is_tensordict(value):
-        return _copy_tensordict
     if isinstance(value, (Future, type)):
         return _as_it_is
     return copy.deepcopy
@@ -204,7 +204,7 @@ def _copied_values(columns: Mapping[str, Any], memo: Memo) -> dict[str, Any]:
     return {key: _copied(column, memo) for key, column in columns.items()}
 
 
-def _copy_tensordict(value: Any, memo: Memo) -> Any:
+def _copy_by_wire(value: Any, memo: Memo) -> Any:
     return loads(*dumps(value))
 
 

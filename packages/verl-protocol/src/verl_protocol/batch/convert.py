@@ -24,7 +24,7 @@ from verl_protocol.columns.checks import (
 )
 from verl_protocol.columns.equality import equal
 from verl_protocol.errors import ColumnError, InvalidTypeError, InvalidValueError, KeyConflictError, short
-from verl_protocol.kinds import is_jagged
+from verl_protocol.kinds import is_jagged, is_unbatched
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -126,7 +126,7 @@ def row_of(column: Any, row: int) -> Any:
 
 
 # --- A TensorDict taken apart into what a batch consists of, and put together again -----------------------
-# Rows of tensors and of non-tensor stacks are columns; entries without rows are meta_info. Operations on
+# Rows of tensors and of non-tensor stacks are columns; entries for all rows are meta_info. Operations on
 # TensorDicts go through a batch, so that both give the same answers.
 
 
@@ -163,7 +163,7 @@ def parts_of(
         elif objects.is_data(entry):
             meta[key] = entry.data
         else:
-            (tensors if rows else meta)[key] = entry
+            (tensors if rows and not is_unbatched(entry) else meta)[key] = entry
     count = int(tensordict.batch_size[0]) if rows else 0
     return Parts(tensors if rows else None, count, arrays, copy_meta(meta), tensordict.device)
 

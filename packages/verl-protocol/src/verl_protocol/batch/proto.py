@@ -85,6 +85,8 @@ class DataProto(BatchJoining):
         for key, column in self.non_tensor_batch.items():
             checks.array_column(key, column)
         tensors = checks.tensor_columns(self._held()) if held is None else self._held()
+        for key, entry in tensors.items():
+            checks.check_batched(key, entry)
         known = self._row_count() if self._has_batch() else None
         checks.check_columns(tensors, self.non_tensor_batch, known)
 
@@ -167,7 +169,7 @@ class DataProto(BatchJoining):
             raise convert.batch_dims(f"num_batch_dims={num_batch_dims}")
         parts = convert.parts_of(tensordict("tensor_dict", tensor_dict), column=checks.column_of)
         dims = list(tensor_dict.batch_size)
-        if len(dims) != 1 and (dims or not all(map(objects.is_data, tensor_dict.values()))):
+        if len(dims) != 1 and (dims or not all(map(objects.is_whole, tensor_dict.values()))):
             raise convert.batch_dims(f"batch_size {dims}")
         return cls._make(*parts._replace(meta=union_meta(parts.meta, meta_info or {})))
 

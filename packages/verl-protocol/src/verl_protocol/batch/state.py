@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from verl_protocol.arguments import mapping
 from verl_protocol.batch.metadata import copy_meta
 from verl_protocol.columns import ops
-from verl_protocol.columns.checks import array_column, check_columns, no_column, tensor_columns
+from verl_protocol.columns.checks import array_column, check_batched, check_columns, no_column, tensor_columns
 from verl_protocol.columns.index import RowIndex
 from verl_protocol.columns.reading import ColumnsOnDemand, held_in, read_all
 from verl_protocol.columns.remote import RemoteColumn
@@ -179,6 +179,8 @@ class BatchState(Composite):
     def _checked_rows(self) -> int:
         """The number of rows, after checking that every non-tensor column is an array of as many."""
         count = self._row_count()
+        for key, entry in () if self._tensordict is None else self._held().items():
+            check_batched(key, entry)
         for key, column in self.non_tensor_batch.items():
             if not isinstance(column, np.ndarray):
                 raise no_column(key, column, "a non-tensor column is an array or a list")

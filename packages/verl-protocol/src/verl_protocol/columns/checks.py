@@ -23,7 +23,7 @@ from verl_protocol.errors import (
     of_places,
     short,
 )
-from verl_protocol.kinds import is_jagged, is_tensordict
+from verl_protocol.kinds import is_jagged, is_tensordict, is_unbatched
 
 
 def tensor_columns(tensors: Mapping[str, Any] | None) -> dict[str, torch.Tensor]:
@@ -85,6 +85,7 @@ def check_devices(tensors: Mapping[str, Any]) -> None:
 
 
 def _tensor_column(key: str, value: Any) -> Any:
+    check_batched(key, value)
     if is_tensordict(value) or isinstance(value, RemoteColumn):
         return value
     if not isinstance(value, torch.Tensor):
@@ -97,6 +98,16 @@ def _tensor_column(key: str, value: Any) -> Any:
         raise no_column(key, value, f"rows of layout {value.layout} cannot be cut; use a dense tensor")
     check_has_rows(key, value)
     return value
+
+
+def check_batched(key: str, value: object) -> None:
+    """Check that an entry has rows of its own.
+
+    Raises:
+        ColumnError: it is one tensor for all rows.
+    """
+    if is_unbatched(value):
+        raise no_column(key, value, f"one value for all rows is no column, it goes to meta_info[{key!r}]")
 
 
 def no_column(key: str, value: object, reason: str) -> ColumnError:

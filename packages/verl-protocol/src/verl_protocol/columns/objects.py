@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_protocol.errors import ColumnError
-from verl_protocol.kinds import is_tensordict
+from verl_protocol.errors import ColumnError, SchemaError
+from verl_protocol.kinds import is_tensor, is_tensordict, is_unbatched
 
 
 def object_column(items: Sequence[Any]) -> NDArray[Any]:
@@ -36,7 +36,8 @@ def map_rows(value: Any, num_rows: int, operation: Callable[[Any], Any]) -> Any:
         return NonTensorData(value.data, batch_size=[num_rows, *value.batch_size[1:]])
     if not is_tensordict(value):
         raise ColumnError(f"a column cannot be a {type(value).__name__}")
-    return _rebuild(value, num_rows, {key: operation(entry) for key, entry in value.items()})
+    entries = {key: entry if is_unbatched(entry) else operation(entry) for key, entry in value.items()}
+    return _rebuild(value, num_rows, entries)
 
 
 def concat_rows(values: Sequence[Any], concat: Callable[[Sequence[Any]], Any]) -> Any:
@@ -49,7 +50,21 @@ def concat_rows(values: Sequence[Any], concat: Callable[[Sequence[Any]], Any]) -
             return NonTensorData(first.data, batch_size=[count, *first.batch_size[1:]])
         return stack_rows([item for value in values for item in rows_of(value)])
     keys = list(first.keys())
-    return _rebuild(first, count, {key: concat([value.get(key) for value in values]) for key in keys})
+    entries = {key: [value.get(key) for value in values] for key in keys}
+    joined = {
+        key: _common(key, parts) if any(map(is_unbatched, parts)) else concat(parts)
+        for key, parts in entries.items()
+    }
+    return _rebuild(first, count, joined)
+
+
+def _common(key: str, values: Sequence[Any]) -> Any:
+    """The one value that all parts have for all of their rows."""
+    from verl_protocol.columns.equality import equal
+
+    if not all(map(is_unbatched, values)) or not all(equal(values[0], value) for value in values[1:]):
+        raise SchemaError(f"{key!r} is an UnbatchedTensor, one value for all rows, and differs between parts")
+    return values[0]
 
 
 def _is_one_value(values: Sequence[Any]) -> bool:
@@ -110,11 +125,22 @@ def is_data(value: object) -> bool:
     return isinstance(value, NonTensorData)
 
 
+def is_whole(value: object) -> bool:
+    """Whether `value` is an entry of a TensorDict that belongs to the whole of it, not to its rows."""
+    return is_data(value) or is_unbatched(value)
+
+
 def set_data(tensordict: Any, key: str, value: Any) -> None:
     """Set data that belongs to the whole of a TensorDict."""
     from tensordict import NonTensorData
 
-    tensordict.set(key, NonTensorData(value, batch_size=tensordict.batch_size))
+    whole = value if is_unbatched(value) else NonTensorData(value, batch_size=tensordict.batch_size)
+    tensordict.set(key, whole)
+
+
+def payload_of(unbatched: Any) -> Any:
+    """The plain tensor of an `UnbatchedTensor`, which itself is a tensor only since tensordict 0.12."""
+    return getattr(unbatched, "_data" if is_tensor(unbatched) else "data")
 
 
 def set_stack(tensordict: Any, key: str, items: Sequence[Any], form: ArrayForm | None = None) -> None:

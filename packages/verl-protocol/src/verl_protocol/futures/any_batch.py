@@ -213,9 +213,9 @@ def has_columns(batch: Any) -> bool:
     """Whether a DataProto or TensorDict has rows, or columns that might have some."""
     if is_proto(batch):
         return bool(len(batch) or batch._held() or batch.non_tensor_batch)
-    from verl_protocol.columns.objects import is_data
+    from verl_protocol.columns.objects import is_whole
 
-    return bool(num_rows_of(batch)) or (bool(batch.batch_size) and not all(map(is_data, batch.values())))
+    return bool(num_rows_of(batch)) or (bool(batch.batch_size) and not all(map(is_whole, batch.values())))
 
 
 def _kind_of(value: object) -> str | None:

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from verl_protocol.columns.dense import as_plain
 from verl_protocol.columns.jagged import build_jagged, jagged_parts, jagged_view
-from verl_protocol.columns.objects import ArrayForm, array_form, build_tensordict, stack_rows
+from verl_protocol.columns.objects import ArrayForm, array_form, build_tensordict, payload_of, stack_rows
 from verl_protocol.errors import UnknownDtypeError
-from verl_protocol.kinds import is_jagged, is_tensordict
+from verl_protocol.kinds import is_jagged, is_tensordict, is_unbatched
 from verl_protocol.wire.buffers import (
     Bytes,
     Part,
@@ -112,6 +112,8 @@ def reduce_tensor(tensor: torch.Tensor, protocol: int, part: Part) -> Reduction 
     """The reduction of a tensor that is not plain; None where only torch can take it apart (sparse, ...)."""
     if tensor.is_nested:
         return _reduce_jagged(tensor, part) if is_jagged(tensor) else _reduce_strided_nested(tensor, part)
+    if is_unbatched(tensor):
+        return restore_unbatched, (part(payload_of(tensor)),)
     if is_dense(tensor) and not has_own_storage_rules(tensor):
         return _reduce_decorated(tensor, part)
     return None
@@ -282,6 +284,14 @@ def restore_tensordict(
     """An unlocked TensorDict; where the sent one had a device, it has that of the loaded tensors."""
     device = (target_device() or "cpu") if on_device else None
     return build_tensordict(entries, batch_size=batch_size, names=names, device=device)
+
+
+def restore_unbatched(payload: torch.Tensor) -> Any:
+    """One tensor for all rows of a TensorDict, which tells it their number when it is put there."""
+    import tensordict
+
+    kind: Any = tensordict.UnbatchedTensor
+    return kind(payload)
 
 
 def restore_non_tensor_stack(items: list[Any], form: ArrayForm | None = None) -> Any:
