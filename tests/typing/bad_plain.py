@@ -46,6 +46,12 @@ class Wrong(Worker):
         return value
 
 
+class ReadsNoColumns(Worker):
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, reads=3)  # type: ignore[call-overload, untyped-decorator]
+    def numbered(self, batch: DataProto) -> DataProto:
+        return batch
+
+
 class AnswersNoBatch(Worker):
     @register(Dispatch.DP_COMPUTE_PROTO)  # type: ignore[type-var]
     def number(self, batch: DataProto) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, cast
 
+import torch
 from tensordict import TensorDict
 from verl_dispatch import (
     Dispatch,
@@ -144,7 +145,11 @@ class Trainer(Worker):
         return 0.0
 
     # DP_COMPUTE_PROTO and its kin
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(
+        dispatch_mode=Dispatch.DP_COMPUTE_PROTO,
+        reads=("input_ids", "old_log_probs"),
+        writes={"loss": (torch.float32, ()), "why": object, "steps": None},
+    )
     def update_actor(self, batch: DataProto) -> DataProto:
         return batch
 
@@ -164,7 +169,10 @@ class Trainer(Worker):
     def tune(self, batch: DataProto, *, lr: float = 1e-3) -> DataProto:
         return batch
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(
+        dispatch_mode=Dispatch.DP_COMPUTE_PROTO,
+        reads={"batch": {"loss": torch.float32, "x": (None, (None, 4))}, "reference": ["loss"]},
+    )
     def weigh(self, batch: DataProto, reference: DataProto, weight: float = 1.0) -> DataProto:
         return batch
 
@@ -230,7 +238,11 @@ class Trainer(Worker):
 class BiggerTrainer(Trainer):
     """Inherits, overrides with the same mode, and adds."""
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(
+        dispatch_mode=Dispatch.DP_COMPUTE_PROTO,
+        reads=("input_ids", "old_log_probs"),
+        writes={"loss": (torch.float32, ()), "why": object, "steps": None},
+    )
     def update_actor(self, batch: DataProto) -> Rollouts:
         super().update_actor(batch)
         return Rollouts()

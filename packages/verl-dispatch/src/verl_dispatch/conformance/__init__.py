@@ -22,7 +22,7 @@ from verl_dispatch.conformance.binding import TestBinding, TestColocation
 from verl_dispatch.conformance.calls import TestCalls, TestOrder
 from verl_dispatch.conformance.failures import TestFailures, TestLifecycle
 from verl_dispatch.conformance.modes import TestArguments, TestModes
-from verl_dispatch.conformance.remote import TestRemote
+from verl_dispatch.conformance.remote import TestDeclaredColumns, TestRemote
 from verl_dispatch.conformance.rows import TestMeshes, TestRows
 from verl_dispatch.conformance.values import TestFutures, TestIsolation
 
@@ -33,6 +33,7 @@ __all__ = [
     "TestBinding",
     "TestCalls",
     "TestColocation",
+    "TestDeclaredColumns",
     "TestFailures",
     "TestFutures",
     "TestIsolation",

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from verl_protocol import DataProto
+from verl_protocol.errors import SchemaError
 
 from verl_dispatch.conformance.backend import Backend, SharedGroups, batch, end, ranks_of
 from verl_dispatch.conformance.workers import WIDTH, ModesWorker, ids_of
+from verl_dispatch.errors import WorkerGroupError
 
 
 def wide_batch(num_rows: int, **options: Any) -> DataProto:
@@ -134,3 +136,40 @@ class TestRemote(SharedGroups):
     def test_only_a_batch_can_be_put(self, group: Any) -> None:
         with pytest.raises(TypeError, match="DataProto"):
             group.put({"i": torch.zeros(3)})
+
+
+class TestDeclaredColumns(SharedGroups):
+    """Columns that a method is declared to read and to write."""
+
+    @pytest.mark.parametrize("rows", [8, 5, 0])
+    def test_a_method_gets_what_it_reads_and_answers_what_it_writes(self, group: Any, rows: int) -> None:
+        data = batch(rows, step=3)
+        got = group.declared.options(auto_padding=True)(data)
+        assert got.select(["i"], ["s"]).equals(data.select(["i"], ["s"]))
+        assert sum(group.declared.plan(batch(8)).nbytes()) == sum(
+            group.rows.plan(batch(8).select(["i"], ["s"])).nbytes()
+        )
+
+    def test_a_worker_chooses_of_a_future(self, group: Any) -> None:
+        assert ids_of(group.declared(group.rows.options(blocking=False)(batch(8)))) == list(range(8))
+
+    def test_a_missing_column_is_said_before_anything_is_sent(self, group: Any) -> None:
+        with pytest.raises(
+            SchemaError, match=r"argument 0 \('data'\) of method 'declared' has no column 's'"
+        ):
+            group.declared(wide_batch(8))
+
+    def test_of_a_future_it_is_said_by_the_worker(self, group: Any) -> None:
+        with pytest.raises(WorkerGroupError, match="method 'declared' has no column 's'"):
+            group.declared(group.widened.options(blocking=False)(batch(8)))
+
+    def test_a_wrong_answer_is_refused_by_its_worker(self, group: Any) -> None:
+        with pytest.raises(WorkerGroupError, match=r"writes of @register does not name: \['x'\]") as caught:
+            group.declared(batch(8, wrong=2))
+        assert caught.value.failed_ranks == [2]
+
+    def test_columns_that_stay_elsewhere_are_chosen_by_parameter(self, group: Any, single: Any) -> None:
+        made = group.widened.options(remote=True)(batch(8))
+        for caller in (group, single):
+            assert caller.declared_to_all(made, y=made)[-1] == [["i", "wide"], ["i"]]
+        assert "reads x: i, wide; y: i" in str(group.declared_to_all.plan(made, made))

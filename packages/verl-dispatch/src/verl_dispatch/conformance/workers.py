@@ -167,6 +167,20 @@ class ModesWorker(Worker):
         wide.fill_(-1)
         return found
 
+    @register(
+        dispatch_mode=Dispatch.DP_COMPUTE_PROTO,
+        reads={"i": torch.int64, "s": object},
+        writes={"i": torch.int64, "rank": None, "s": None},
+    )
+    def declared(self, data: DataProto) -> Any:
+        """Marked, but for what it is not told to read; on the rank that `meta_info` names with `x`."""
+        found = data.meta_info.get("wrong") == self.rank or "x" in data
+        return self._marked(data).union(DataProto.from_dict({"x": data.tensor("i")} if found else {}))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, reads={"x": ("i", "wide"), "y": "i"})
+    def declared_to_all(self, x: Any, y: Any) -> Any:
+        return [[key for key in ("i", "s", "x", "wide") if key in data] for data in (x, y)]
+
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("pairs"))
     def narrowed_over_pairs(self, data: DataProto) -> Any:
         return self._marked(DataProto.from_dict({"i": data.tensor("wide")[:, 0].clone()}))

@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
@@ -26,6 +26,7 @@ from verl_protocol.errors import InvalidTypeError
 
 from verl_dispatch.errors import InvalidModeError
 from verl_dispatch.methods.registry import (
+    MODES,
     DispatchMode,
     check_dispatch_mode,
     check_execute_mode,
@@ -35,7 +36,9 @@ from verl_dispatch.methods.registry import (
 )
 from verl_dispatch.modes import Dispatch, Execute
 from verl_dispatch.planning.collectors import BatchCollector
-from verl_dispatch.planning.parts import has_unresolved, resolve_parts, resolve_parts_async, trim_answer
+from verl_dispatch.planning.options import Labels
+from verl_dispatch.planning.parts import Trim, has_unresolved, resolve_parts, resolve_parts_async, trim_answer
+from verl_dispatch.planning.schemas import Reads, Schema
 
 if TYPE_CHECKING:
     from verl_dispatch import modes
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
         MeshDecorator,
         RefusedPair,
     )
+    from verl_dispatch.planning.schemas import Columns, ReadsBy
 
 __all__ = [
     "MAGIC_ATTR",
@@ -72,12 +76,16 @@ class RegisterOptions:
         read_only: workers may get one shared read-only copy of what several ranks get.
         tensor_transport: how a backend that can moves the tensors of the result; None is its default way.
         remote: whether large columns of batches among the results stay where they were made.
+        reads: the columns that the method gets; None for all that there are.
+        writes: the columns that it answers; None where nothing is said.
     """
 
     materialize_futures: bool = True
     read_only: bool = False
     tensor_transport: str | None = None
     remote: bool = False
+    reads: Reads | None = None
+    writes: Schema | None = None
 
 
 class FurtherOptions(TypedDict, total=False):
@@ -86,6 +94,8 @@ class FurtherOptions(TypedDict, total=False):
     read_only: bool
     tensor_transport: str | None
     remote: bool
+    reads: ReadsBy | None
+    writes: Columns | None
 
 
 # For type checkers: pairs that are refused, modes on rank 0 or some ranks, modes on all ranks, the default
@@ -172,6 +182,8 @@ def register(
     read_only: bool = False,
     tensor_transport: str | None = None,
     remote: bool = False,
+    reads: ReadsBy | None = None,
+    writes: Columns | None = None,
 ) -> Any:
     """Marks a worker method, plain or async, as callable on a group.
 
@@ -189,10 +201,14 @@ def register(
             backend has it (on Ray "gloo", "nccl" or "nixl").
         remote: large tensor columns of the batches that the method returns stay where they were made; the
             caller gets batches that name them, see `DataProto.remote_keys`.
+        reads: the columns that the method gets of each batch among its arguments, as if `select`ed: names, or
+            name -> dtype, `(dtype, row shape)` or None. What differs from batch to batch is said by
+            parameter: parameter -> such columns. Others are not sent; `meta_info` always is.
+        writes: the columns that the method's batch has, which is checked before it is sent: as `reads`.
 
     Raises:
         TypeError: no mode, a dict without two callables, or an option of a wrong kind.
-        ValueError: a pair of modes that makes no sense together.
+        ValueError: a pair of modes that makes no sense together, or columns where there is no batch.
 
     Example:
         >>> class Trainer:
@@ -213,13 +229,21 @@ def register(
     if remote and tensor_transport is not None:
         raise _bad_option("remote", remote, "False, as tensor_transport keeps them already")
     marks = {"dispatch_mode": dispatch_mode, "execute_mode": execute_mode, "blocking": blocking}
-    options = RegisterOptions(materialize_futures, read_only, tensor_transport, remote)
+    written = None if writes is None else Schema.of("writes", writes)
+    if reads is not None or writes is not None:
+        _check_takes_batches(dispatch_mode, materialize_futures=materialize_futures or reads is None)
 
     def decorate(function: F) -> F:
         _check_function(function)
         if spec_of(dispatch_mode).collector is BatchCollector:
-            _check_answers_batch(function, mode_name(dispatch_mode))
-        wrapper = _wrapped(function, materialize_futures)
+            _check_answers_batch(function, f"its mode {mode_name(dispatch_mode)} joins batches")
+        if written is not None:
+            _check_answers_batch(function, "writes of register names columns of batches")
+        read = None if reads is None else _reads_of(function, reads)
+        options = RegisterOptions(
+            materialize_futures, read_only, tensor_transport, remote, reads=read, writes=written
+        )
+        wrapper = _wrapped(function, options)
         _say_self(wrapper)
         setattr(wrapper, MAGIC_ATTR, marks)
         setattr(wrapper, _OPTIONS_ATTR, options)
@@ -260,15 +284,43 @@ def _check_function(function: Any) -> None:
         )
 
 
-def _check_answers_batch(function: Any, mode: str) -> None:
+def _check_answers_batch(function: Any, why: str) -> None:
     annotation = _return_annotation(function)
     if _is_never_batch(annotation):
         shown = getattr(annotation, "__name__", annotation) if isinstance(annotation, type) else annotation
         raise InvalidModeError(
-            f"{function.__qualname__} is annotated to answer {shown}, but its mode {mode} joins batches "
-            "(DataProto or TensorDict): return a batch, or register it with DP_COMPUTE_METRIC, which splits "
-            "batches alike and gives a list of per-rank values"
+            f"{function.__qualname__} is annotated to answer {shown}, but {why} (DataProto or TensorDict): "
+            "return a batch, or register it with DP_COMPUTE_METRIC and without writes, which splits batches "
+            "alike and gives a list of per-rank values"
         )
+
+
+def _check_takes_batches(dispatch_mode: DispatchMode, *, materialize_futures: bool) -> None:
+    if spec_of(dispatch_mode) is MODES[Dispatch.DIRECT_ROLLOUT_METHOD]:
+        raise InvalidModeError(
+            f"reads and writes of register name columns of batches, but a method of mode "
+            f"{mode_name(dispatch_mode)} is never called on a group; leave them out"
+        )
+    if not materialize_futures:
+        raise InvalidModeError(
+            "reads of register names columns of batches, but with materialize_futures=False the method gets "
+            "futures; leave out one of them, and select columns of what the futures give"
+        )
+
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _reads_of(function: Any, given: Any) -> Reads:
+    parameters = list(inspect.signature(function).parameters.values())
+    named = [each.name for each in parameters if each.kind not in _MANY]
+    by_position = [each.name for each in parameters if each.kind in _BY_POSITION]
+    # A function that starts with `*args` has no parameter for the worker itself.
+    own = 0 if parameters and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL else 1
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    labels = Labels(function.__name__, tuple(by_position[own:]))
+    return Reads.of(given, labels, None if takes_any else named[own:])
 
 
 def _return_annotation(function: Any) -> Any:
@@ -302,26 +354,44 @@ def _never_batches() -> tuple[type, ...]:
 # --- what is registered: at the worker, the method with its arguments finished ----------------------------
 
 
-def _wrapped(function: Callable[..., Any], materialize: bool) -> Callable[..., Any]:
+def _wrapped(function: Callable[..., Any], options: RegisterOptions) -> Callable[..., Any]:
+    materialize, reads = options.materialize_futures, options.reads
+    finished = partial(_finished, function.__name__, options.writes)
+
     if inspect.iscoroutinefunction(function):
 
         @wraps(function)
         async def run_async(*args: Any, **kwargs: Any) -> Any:
-            if not has_unresolved(args, kwargs):
-                return await function(*args, **kwargs)
-            args, kwargs, trims = await resolve_parts_async(args, kwargs, materialize)
-            return trim_answer(await function(*args, **kwargs), trims)
+            trims = None
+            if has_unresolved(args, kwargs):
+                args, kwargs, trims = await resolve_parts_async(args, kwargs, materialize)
+            if reads is not None:
+                args, kwargs = _chosen(reads, *args, **kwargs)
+            return finished(await function(*args, **kwargs), trims)
 
         return run_async
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not has_unresolved(args, kwargs):
-            return function(*args, **kwargs)
-        args, kwargs, trims = resolve_parts(args, kwargs, materialize)
-        return trim_answer(function(*args, **kwargs), trims)
+        trims = None
+        if has_unresolved(args, kwargs):
+            args, kwargs, trims = resolve_parts(args, kwargs, materialize)
+        if reads is not None:
+            args, kwargs = _chosen(reads, *args, **kwargs)
+        return finished(function(*args, **kwargs), trims)
 
     return run
+
+
+def _chosen(reads: Reads, worker: Any, /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    args, kwargs = reads.chosen(args, kwargs)
+    return (worker, *args), kwargs
+
+
+def _finished(method: str, writes: Schema | None, answer: Any, trims: Trim | None) -> Any:
+    if writes is not None:
+        writes.check_answer(answer, method)
+    return trim_answer(answer, trims)
 
 
 def _say_self(wrapper: Any) -> None:

@@ -32,7 +32,7 @@ from verl_dispatch.planning.collectors import (
     trimmed,
 )
 from verl_dispatch.planning.options import CURRENT_CALL, CallOptions, CallScope
-from verl_dispatch.planning.plan import CallPlan, RankCall, Scatter
+from verl_dispatch.planning.plan import CallPlan, RankCall, Scatter, with_columns
 
 __all__ = ["CallPlanner", "CustomCollector"]
 
@@ -89,8 +89,9 @@ class CallPlanner:
             self._method.check_binding(args, kwargs)
         world_size = self._group.world_size
         scatter = self._scatter(spec, world_size, args, kwargs)
+        reads = self._method.options.reads
         plan = CallPlan(
-            scatter.calls,
+            scatter.calls if reads is None else with_columns(scatter.calls, reads),
             self._method.name,
             self.mode,
             world_size,
@@ -99,6 +100,8 @@ class CallPlanner:
             scatter.layout,
             self._read_only,
             self._remote,
+            reads,
+            self._method.options.writes,
         )
         return plan if self._execute in (Execute.ALL, Execute.RANK_ZERO) else _selected(plan, self._execute)
 

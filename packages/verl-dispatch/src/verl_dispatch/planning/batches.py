@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "answered_rows",
+    "as_proto",
     "as_protos",
     "has_columns",
     "is_batch",
     "is_future",
     "is_splittable",
+    "like",
     "num_rows_of",
     "padded_parts",
     "row_weights",

@@ -22,6 +22,7 @@ from verl_dispatch.planning.collectors import LIST, Collector
 from verl_dispatch.planning.layout import RowLayout, RowTrim
 from verl_dispatch.planning.options import Labels
 from verl_dispatch.planning.parts import FuturePart, PaddedPart
+from verl_dispatch.planning.schemas import Reads, Schema
 from verl_dispatch.planning.split import layout_among
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "plan_table",
     "shared_objects",
     "unpicklable",
+    "with_columns",
 ]
 
 
@@ -140,6 +142,8 @@ class CallPlan:
             was split.
         read_only: workers may share one read-only copy of what several ranks get.
         remote: large columns of the answers stay where they are made.
+        reads: the columns that the method gets of the batches among its arguments; None for all.
+        writes: the columns that it answers; None where nothing is said.
 
     Example:
         >>> plan = CallPlan.of({1: ((7,), {}), 0: ((8,), {})})
@@ -156,6 +160,8 @@ class CallPlan:
     layout: RowLayout | None = None
     read_only: bool = False
     remote: bool = False
+    reads: Reads | None = None
+    writes: Schema | None = None
 
     @classmethod
     def of(cls, calls: Mapping[int, tuple[Sequence[Any], Mapping[str, Any]]]) -> CallPlan:
@@ -226,6 +232,8 @@ def _plan_facts(plan: CallPlan) -> tuple[Any, ...]:
         plan.layout,
         plan.read_only,
         plan.remote,
+        plan.reads,
+        plan.writes,
         calls,
     )
 
@@ -346,6 +354,10 @@ def plan_table(plan: CallPlan) -> str:
     if shared:
         kinds = ", ".join(type(entry.value).__name__ for entry in shared.values())
         lines.append(f"shared by several ranks: {len(shared)} ({kinds})")
+    if plan.reads is not None:
+        lines.append(f"reads {plan.reads}")
+    if plan.writes is not None:
+        lines.append(f"writes {plan.writes}")
     if plan.remote:
         lines.append("large columns of the answers stay where they are made")
     if plan.order is not None:
@@ -376,6 +388,26 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def with_columns(calls: Sequence[RankCall], reads: Reads) -> tuple[RankCall, ...]:
+    """The calls, of whose batches only those columns are left that the method reads.
+
+    Raises:
+        SchemaError: a column is missing, or not as declared.
+    """
+    # What several ranks get stays one object.
+    columns: dict[tuple[int, int], Any] = {}
+    arguments: dict[tuple[int, int], tuple[tuple[Any, ...], Mapping[str, Any]]] = {}
+
+    def chosen(call: RankCall) -> RankCall:
+        key = (id(call.args), id(call.kwargs))
+        if key not in arguments:
+            arguments[key] = reads.chosen(call.args, call.kwargs, columns)
+        args, kwargs = arguments[key]
+        return call._replace(args=args, kwargs=kwargs)
+
+    return tuple([chosen(call) for call in calls])
 
 
 def with_worker_trims(plan: CallPlan) -> CallPlan:

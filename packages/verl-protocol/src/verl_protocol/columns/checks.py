@@ -355,6 +355,39 @@ def _facts_of_form(form: ColumnForm, padded: bool) -> Iterator[tuple[str, Any]]:
     yield from {"row shape": shape, "dtype": form.dtype, "device": form.device}.items()
 
 
+def misfit(column: Any, dtype: Any, row_shape: Sequence[int | None] | None) -> str:
+    """What is wrong with a column that is to be of this dtype and row shape; "" where nothing is.
+
+    Args:
+        column: of any kind.
+        dtype: of torch or numpy, whose strings may be of any length; None for any.
+        row_shape: the sizes of a row, None for any; None for any shape.
+    """
+    if isinstance(column, np.ndarray) and not len(column):
+        # It says nothing: numpy makes float64 of an empty list.
+        return ""
+    facts = dict(_facts(column, padded=False))
+    found, shape = getattr(column, "dtype", None), facts.get("row shape", ())
+    if dtype is not None and not _is_of(found, dtype):
+        return f"is of dtype {found or facts['type']}, not {dtype}"
+    if row_shape is not None and not _has_shape(shape, row_shape):
+        wanted = ["*" if size is None else size for size in row_shape]
+        return f"has rows of shape {list(shape)}, not {wanted}".replace("'", "")
+    return ""
+
+
+def _is_of(found: Any, dtype: Any) -> bool:
+    if isinstance(found, np.dtype) and isinstance(dtype, np.dtype) and dtype.kind in "US":
+        return found.kind == dtype.kind
+    return isinstance(found, np.dtype) == isinstance(dtype, np.dtype) and bool(found == dtype)
+
+
+def _has_shape(found: Sequence[Any], wanted: Sequence[int | None]) -> bool:
+    return len(found) == len(wanted) and all(
+        size in (None, has) for has, size in zip(found, wanted, strict=True)
+    )
+
+
 Keys: TypeAlias = "str | Iterable[str] | None"
 """One key, several keys, or None."""
 

@@ -1,0 +1,215 @@
+"""The columns that a method is declared to read and to write: as `select` gives them, and as it answers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, cast
+
+import numpy as np
+from verl_protocol.errors import InvalidTypeError, SchemaError, short
+
+from verl_dispatch.errors import InvalidModeError, kind_of
+from verl_dispatch.planning import batches
+from verl_dispatch.planning.options import Labels
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import DTypeLike
+
+    Dtype: TypeAlias = torch.dtype | np.dtype[Any] | type[Any]
+
+__all__ = ["ColumnSpec", "Columns", "Reads", "ReadsBy", "Schema"]
+
+
+Columns: TypeAlias = "Iterable[str] | Mapping[str, Dtype | tuple[Dtype | None, Sequence[int | None]] | None]"
+"""Names of columns, or for each name its dtype, its dtype and row shape, or None for whatever it is."""
+
+ReadsBy: TypeAlias = "Columns | Mapping[str, Columns]"
+"""Columns of every batch among the arguments, or parameter -> columns of the batch that is passed there."""
+
+
+class ColumnSpec(NamedTuple):
+    """What a column is declared to be; None leaves it open, for one size of a row too."""
+
+    dtype: Any = None
+    row_shape: tuple[int | None, ...] | None = None
+
+    def __str__(self) -> str:
+        dtype = "" if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        sizes = ["*" if size is None else str(size) for size in self.row_shape or ()]
+        return dtype + ("" if self.row_shape is None else f"[{', '.join(sizes)}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """Columns of a batch, by name."""
+
+    columns: Mapping[str, ColumnSpec]
+
+    @classmethod
+    def of(cls, option: str, given: Any) -> Schema:
+        """Reads what `register` was given.
+
+        Raises:
+            InvalidTypeError: it does not name columns.
+        """
+        if isinstance(given, str):
+            given = (given,)
+        if not isinstance(given, Mapping):
+            given = dict.fromkeys(given) if isinstance(given, Iterable) else _refuse(option, given)
+        if not all(isinstance(key, str) and key and _is_spec(value) for key, value in given.items()):
+            _refuse(option, given)
+        return cls({key: _spec(value) for key, value in given.items()})
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key} {spec}".rstrip() for key, spec in self.columns.items()) or "no columns"
+
+    def chosen(self, batch: Any, label: str) -> Any:
+        """The batch with these columns only, and all of its meta_info.
+
+        Raises:
+            SchemaError: one is missing or not as declared.
+        """
+        proto = batches.as_proto(batch)
+        held, arrays = proto._held(), proto.non_tensor_batch
+        self._check({**held, **arrays}, label, "reads")
+        if len(held) + len(arrays) == len(self.columns):
+            return batch
+        tensors, others = ([key for key in self.columns if key in kind] for kind in (held, arrays))
+        return batches.like(batch, proto.select(tensors, others))
+
+    def check_answer(self, answer: Any, method: str) -> None:
+        """Check that the answer of a method has these columns and no others.
+
+        Raises:
+            SchemaError: it has not, or is no batch.
+        """
+        label = f"the answer of method {method!r}"
+        if not batches.is_batch(answer):
+            raise SchemaError(f"{label} is {kind_of(answer)}, but writes of @register names columns: {self}")
+        proto = batches.as_proto(answer)
+        columns = {**proto._held(), **proto.non_tensor_batch}
+        self._check(columns, label, "writes")
+        if more := sorted(columns.keys() - self.columns.keys()):
+            raise SchemaError(
+                f"{label} has columns that writes of @register does not name: {more}; leave them out, or "
+                "name them there"
+            )
+
+    def _check(self, columns: Mapping[str, Any], label: str, option: str) -> None:
+        if missing := [key for key in self.columns if key not in columns]:
+            raise SchemaError(
+                f"{label} has no column {', '.join(map(repr, missing))}, which {option} of @register names; "
+                f"there are {sorted(columns)}; add what is missing, or change {option}"
+            )
+        from verl_protocol.columns.checks import misfit
+
+        for key, spec in self.columns.items():
+            if wrong := misfit(columns[key], spec.dtype, spec.row_shape):
+                raise SchemaError(
+                    f"column {key!r} of {label} {wrong} as {option} of @register declares; convert it, or "
+                    f"change {option}"
+                )
+
+
+def _is_dtype(value: object) -> bool:
+    known = getattr(sys.modules.get("torch"), "dtype", np.dtype)
+    return isinstance(value, (known, np.dtype, type))
+
+
+def _is_spec(value: Any) -> bool:
+    if not isinstance(value, (tuple, list)):
+        return value is None or _is_dtype(value)
+    if len(value) != 2 or not (value[0] is None or _is_dtype(value[0])):
+        return False
+    sizes = value[1]
+    return isinstance(sizes, Sequence) and all(size is None or type(size) is int for size in sizes)
+
+
+def _spec(value: Any) -> ColumnSpec:
+    dtype, shape = value if isinstance(value, (tuple, list)) else (value, None)
+    if isinstance(dtype, type):
+        dtype = np.dtype(cast("DTypeLike", dtype))
+    return ColumnSpec(dtype, None if shape is None else tuple(shape))
+
+
+def _refuse(option: str, given: object) -> NoReturn:
+    by_parameter = ", or a dict of parameter -> such columns" if option == "reads" else ""
+    raise InvalidTypeError(
+        f"{option} of register is {short(given)}, expected names of columns, or a dict of name -> dtype of "
+        f"torch or numpy, (dtype, row shape) or None{by_parameter}"
+    )
+
+
+_EVERY = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reads:
+    """The columns that a method gets of the batches among its arguments.
+
+    Attributes:
+        labels: names of the arguments.
+        schemas: parameter -> columns; under "" those of every batch.
+    """
+
+    labels: Labels = field(repr=False)
+    schemas: Mapping[str, Schema]
+
+    @classmethod
+    def of(cls, given: Any, labels: Labels, parameters: Sequence[str] | None) -> Reads:
+        """Reads what `register` was given.
+
+        Args:
+            given: columns, or columns by parameter.
+            labels: names of the arguments.
+            parameters: those that there are; None: any keyword is one.
+
+        Raises:
+            InvalidTypeError: it does not name columns.
+            InvalidModeError: there is no such parameter.
+        """
+        if not isinstance(given, Mapping) or not given or any(map(_is_spec, given.values())):
+            return cls(labels, {_EVERY: Schema.of("reads", given)})
+        if unknown := sorted(set(given) - set(given if parameters is None else parameters)):
+            raise InvalidModeError(
+                f"reads of register names parameters {unknown}, but method {labels.method!r} takes "
+                f"{list(parameters or ())}"
+            )
+        return cls(labels, {name: Schema.of("reads", columns) for name, columns in given.items()})
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"{name}: {schema}" if name else str(schema) for name, schema in self.schemas.items()
+        )
+
+    def chosen(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], known: dict[tuple[int, int], Any] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, of whose batches only these columns are left; futures are left as they are.
+
+        Args:
+            known: `id` of columns and of a batch -> what became of it in another call.
+
+        Raises:
+            SchemaError: a column is missing, or not as declared.
+        """
+        known = {} if known is None else known
+        names = [*self.labels.parameters[: len(args)], *[_EVERY] * (len(args) - len(self.labels.parameters))]
+        places = zip(args, names, map(self.labels.positional, range(len(args))), strict=True)
+        positional = [self._chosen(*place, known) for place in places]
+        return tuple(positional), {
+            name: self._chosen(value, name, self.labels.keyword(name), known)
+            for name, value in kwargs.items()
+        }
+
+    def _chosen(self, value: Any, name: str, label: str, known: dict[tuple[int, int], Any]) -> Any:
+        schema = self.schemas.get(name, self.schemas.get(_EVERY))
+        if schema is None or not batches.is_batch(value):
+            return value
+        key = (id(schema), id(value))
+        if key not in known:
+            known[key] = schema.chosen(value, label)
+        return known[key]
