@@ -30,7 +30,7 @@ lint:
     uv run ruff check
     uv run ruff format --check
 
-# mypy strict over the sources and tests of every package.
+# mypy strict everywhere; pyright over the sources, and how completely they are typed.
 types:
     uv run python tests/tools/typecheck.py
 

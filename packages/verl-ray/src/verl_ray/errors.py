@@ -52,7 +52,9 @@ class PlacementTimeout(ResourceUnavailable):
     """The bundles could not be reserved in time; `report` says what each node lacks."""
 
     def __init__(self, request: str, waited_s: float, report: str, left: str = NOTHING_LEFT) -> None:
-        self.request, self.waited_s, self.report = request, waited_s, report
+        self.request: str = request
+        self.waited_s: float = waited_s
+        self.report: str = report
         super().__init__(
             f"could not reserve {request} within {waited_s:.0f} s; {report}. {left}. "
             "Ask for less (process_on_nodes, cpus_per_worker; leave max_colocate_count out, and all groups "
@@ -65,7 +67,9 @@ class AcceleratorNotOffered(ResourceUnavailable, ValueError):
     """No node of the cluster has the accelerator at all."""
 
     def __init__(self, accelerator: str, offered: Iterable[str], waited_s: float) -> None:
-        self.accelerator, self.offered, self.waited_s = accelerator, tuple(offered), waited_s
+        self.accelerator: str = accelerator
+        self.offered: tuple[str, ...] = tuple(offered)
+        self.waited_s: float = waited_s
         known = ", ".join(self.offered) or "none"
         super().__init__(
             f"no node offers {accelerator!r} (waited {waited_s:.0f} s); the cluster offers: {known}. "
@@ -81,7 +85,8 @@ class PoolFull(ResourceUnavailable):
     """Every share of a slot is taken by a group."""
 
     def __init__(self, pool: str, taken: int, limit: int, owners: Sequence[str]) -> None:
-        self.pool, self.owners = pool, tuple(owners)
+        self.pool: str = pool
+        self.owners: tuple[str, ...] = tuple(owners)
         super().__init__(
             f"pool {pool!r} is full: {taken} of {limit} shares are taken by {', '.join(self.owners)}. "
             "Shut one of these groups down, or make the pool with a larger max_colocate_count"
@@ -131,7 +136,7 @@ class StartTimeout(CallTimeout):
     def __init__(self, group: str, timeout_s: float, unanswered_ranks: Sequence[int]) -> None:
         super().__init__(group, "__init__", timeout_s, unanswered_ranks)
         ranks = ", ".join(map(str, self.unanswered_ranks))
-        self.args = (
+        self.args: tuple[str] = (
             f"group {group!r}: the workers of ranks {ranks} did not start within {timeout_s:g} s (process, "
             "imports and constructor together); look at their logs, or allow more time with "
             "ray_wait_register_center_timeout=",
@@ -149,7 +154,7 @@ class NodeLost(WorkerGroupError):
         errors: Mapping[int, WorkerFailure] | None = None,
         unanswered_ranks: Sequence[int] = (),
     ) -> None:
-        self.nodes = tuple(nodes)
+        self.nodes: tuple[str, ...] = tuple(nodes)
         lost = ", ".join(node[:8] for node in self.nodes)
         super().__init__(
             group,

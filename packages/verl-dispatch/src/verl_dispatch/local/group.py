@@ -302,14 +302,18 @@ class LocalState:
         kwargs: Mapping[str, Any],
         concurrent: bool,
     ) -> None:
-        self.name, self.prefix = name, prefix
-        self.cls, self.args, self.kwargs = cls, args, dict(kwargs)
-        self.world_size, self.concurrent = world_size, concurrent
-        self.life = LocalLife()
-        self.master_port = ""
+        self.name: str = name
+        self.prefix: str = prefix
+        self.cls: type = cls
+        self.args: tuple[Any, ...] = args
+        self.kwargs: dict[str, Any] = dict(kwargs)
+        self.world_size: int = world_size
+        self.concurrent: bool = concurrent
+        self.life: LocalLife = LocalLife()
+        self.master_port: str = ""
         self.build_s: list[float] = []
         self._turn = threading.RLock()
-        self.closed = False
+        self.closed: bool = False
         self._engine: TurnEngine | ThreadEngine
         self._finalizer: weakref.finalize[..., Any]
 

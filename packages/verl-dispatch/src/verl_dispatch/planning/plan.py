@@ -81,7 +81,7 @@ class RankCall(_RankFields):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
 
 class Scatter(NamedTuple):

@@ -48,7 +48,7 @@ class RayCall(Call):
         can_be_cancelled: bool = False,
     ) -> None:
         super().__init__(plan, made_by.name, timeout_s)
-        self.grace_s = made_by.grace_s
+        self.grace_s: float = made_by.grace_s
         self.refs: dict[int, Any] = {}
         self.rows_refs: dict[int, Any] = {}
         self.objects: dict[int, Sequence[Any]] = {}

@@ -86,10 +86,15 @@ class AnswerPart:
         objects: Sequence[Any] = (),
         origin: tuple[Any, ...] | None = None,
     ) -> None:
-        self.objects, self.origin = objects, origin
-        self.ref, self.rank, self.method, self.unread = ref, rank, method, unread
+        self.objects: Sequence[Any] = objects
+        self.origin: tuple[Any, ...] | None = origin
+        self.ref: Any = ref
+        self.rank: int = rank
+        self.method: str = method
+        self.unread: tuple[AnswerPart, ...] = unread
         # Keeps the workers alive until they have made it, also where their group has been dropped.
-        self.made_by, self.generation = made_by, generation
+        self.made_by: Makers | None = made_by
+        self.generation: int = generation
 
     @property
     def fresh_ref(self) -> Any:
@@ -198,7 +203,8 @@ class PartsArriving(Arrivals):
         beside = [each for part in parts for each in part.unread]
         self._parts = list(dict.fromkeys([*parts, *beside]))
         super().__init__(self._parts)
-        self.grace_s = max((part.made_by.grace_s for part in parts if part.made_by is not None), default=0.0)
+        known = [part.made_by.grace_s for part in parts if part.made_by is not None]
+        self.grace_s: float = max(known, default=0.0)
         self._asked = False
 
     def check(self, waiting: bool) -> None:

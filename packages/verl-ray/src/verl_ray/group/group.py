@@ -141,9 +141,10 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         super().__init__(resource_pool)
         self._registered_methods(ray_cls_with_init.user_class)
         self._keeps_order = not ray_cls_with_init.interleaves()
-        self.name_prefix = name_prefix or random_prefix()
-        self.answers_stay_remote = flag("remote", remote)
-        self.is_detached, self._on_restart = bool(detached), on_restart
+        self.name_prefix: str = name_prefix or random_prefix()
+        self.answers_stay_remote: bool = flag("remote", remote)
+        self.is_detached: bool = bool(detached)
+        self._on_restart = on_restart
         self._template: RayClassWithInitArgs[Any] = ray_cls_with_init
         limit = seconds("ray_wait_register_center_timeout", ray_wait_register_center_timeout, above_zero=True)
         timeout_s = math.inf if limit is None else limit

@@ -32,7 +32,7 @@ from verl_ray.worker.rendezvous import Rendezvous, RendezvousRequest
 __all__ = ["LaunchSpec", "Launched", "Started", "await_start", "end", "launch"]
 
 
-logger = logging.getLogger("verl_ray")
+_log = logging.getLogger("verl_ray")
 
 _START = "__init__"
 _LOOK_S = 2.0
@@ -172,7 +172,7 @@ def _reports(spec: LaunchSpec, launched: Launched) -> list[WorkerReport]:
             raise NodeLost(spec.group, _START, lost)
         waited = time.time() - launched.requested_at
         if waited >= next_log:
-            logger.warning("group %r: after %.0f s %s", spec.group, waited, _still_missing(launched))
+            _log.warning("group %r: after %.0f s %s", spec.group, waited, _still_missing(launched))
             next_log = waited + _NEXT_LOG_S
 
 

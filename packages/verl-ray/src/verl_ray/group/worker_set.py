@@ -67,8 +67,9 @@ class WorkerSet:
         pool_closed: Callable[[], bool] = lambda: False,
         grace_s: float = 2.0,
     ) -> None:
-        self.name, self.grace_s = name, grace_s
-        self.generation = 0
+        self.name: str = name
+        self.grace_s: float = grace_s
+        self.generation: int = 0
         self.handles: tuple[Any, ...] = ()
         self.names: tuple[str, ...] = ()
         self.watches: list[Watch] = []
@@ -85,7 +86,7 @@ class WorkerSet:
         # that calls which fail meanwhile say so at once. Whoever needs both takes this one first.
         self._lock = threading.RLock()
         self._state = threading.Lock()
-        self.sending = threading.Lock()
+        self.sending: threading.Lock = threading.Lock()
 
     @classmethod
     def attached(
@@ -373,7 +374,7 @@ class Watch:
         self._handles: Mapping[int, Any] = {}
         self._in_flight: dict[int, Any] = {}
         self._told: set[int] = set()
-        self.thread = threading.Thread(target=self._run, name="verl-ray-watch", daemon=True)
+        self.thread: threading.Thread = threading.Thread(target=self._run, name="verl-ray-watch", daemon=True)
         self.thread.start()
 
     def stop(self) -> None:

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 
-logger = logging.getLogger("verl_ray")
+_log = logging.getLogger("verl_ray")
 
 # How long a reservation may take where the user did not say: where the cluster could serve it, and where no
 # node of it could, though one that can may be on its way.
@@ -196,7 +196,7 @@ def _wait(
             raise _placement_failure(groups, need, waited, left)
         if waited >= next_report:
             report = _report(groups, need)
-            logger.warning("still waiting for %s after %.0f s: %s", need, waited, report)
+            _log.warning("still waiting for %s after %.0f s: %s", need, waited, report)
             next_report = waited + _NEXT_REPORT_S
 
 
@@ -294,7 +294,7 @@ def release(groups: Sequence[PlacementGroup], timeout_s: float = 10.0) -> None:
             break
         time.sleep(0.02)
     for group in {*unsettled, *held}:
-        logger.warning(
+        _log.warning(
             "placement group %s was removed, but Ray may keep what it held, %s, until the cluster ends; "
             "`ray status` shows what is taken",
             group.id.hex(),

@@ -339,7 +339,7 @@ class SubRayResourcePool(RayResourcePool):
             )
         self.parent = parent
         # Counted from the pool that holds the reservation, however often it was cut.
-        self.start_bundle_index = getattr(parent, "start_bundle_index", 0) + start_bundle_index
+        self.start_bundle_index: int = getattr(parent, "start_bundle_index", 0) + start_bundle_index
         self.subgroup_world_size = subgroup_world_size
         places = parent._places[start_bundle_index:stop]
         self._set_up(f"{parent.name_prefix}[{start_bundle_index}:{stop}]", None, places, [parent])
@@ -473,8 +473,10 @@ class ResourcePoolManager(_FreedAtTheEnd, Generic[RoleT]):
         max_colocate_count: int | None = None,
         **pool_options: Any,
     ) -> None:
-        self.resource_pool_spec = {name: list(sizes) for name, sizes in resource_pool_spec.items()}
-        self.mapping = dict(mapping or {})
+        self.resource_pool_spec: dict[str, list[int]] = {
+            name: list(sizes) for name, sizes in resource_pool_spec.items()
+        }
+        self.mapping: dict[RoleT, str] = dict(mapping or {})
         self.max_colocate_count = max_colocate_count
         self.resource_pool_dict: dict[str, RayResourcePool] = {}
         self._pool_options = pool_options

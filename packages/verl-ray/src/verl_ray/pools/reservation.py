@@ -34,8 +34,10 @@ class Reservation:
     """
 
     def __init__(self, pool: str, spec: PoolSpec, sizes: Sequence[int]) -> None:
-        self.pool, self.spec, self.sizes = pool, spec, list(sizes)
-        self.closed = False
+        self.pool: str = pool
+        self.spec: PoolSpec = spec
+        self.sizes: list[int] = list(sizes)
+        self.closed: bool = False
         self._lock = threading.RLock()
         self._strategy: str | None = None
         self._name: str | None = None

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-logger = logging.getLogger("verl_ray")
+_log = logging.getLogger("verl_ray")
 
 _PROBE_TIMEOUT_S = 60.0
 # The smallest amount that Ray knows.
@@ -139,7 +139,7 @@ def _ask_bundle(group: PlacementGroup, index: int, resource: str) -> list[str] |
         ids: list[str] = ray.get(answer, timeout=_PROBE_TIMEOUT_S)
     except RayError as error:
         ray.cancel(answer, force=True)
-        logger.warning(
+        _log.warning(
             "bundle %d did not say which %s it holds (%s); its index stands in", index, resource, error
         )
         return None

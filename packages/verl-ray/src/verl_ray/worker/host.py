@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ def leaving_ends_the_process() -> Iterator[None]:
     except SystemExit as leaving:
         if getattr(leaving, "is_ray_terminate", False):
             raise
-        logger.exception("the worker's process ends, as its code called for")
+        _log.exception("the worker's process ends, as its code called for")
         logging.shutdown()
         os._exit(leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None))
     except Exception as error:
