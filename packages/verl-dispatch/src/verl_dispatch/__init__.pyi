@@ -8,10 +8,10 @@ from verl_dispatch.errors import WorkerFailure as WorkerFailure
 from verl_dispatch.errors import WorkerGroupError as WorkerGroupError
 from verl_dispatch.groups.bound_method import GroupMethod as GroupMethod
 from verl_dispatch.groups.call import CallFuture as CallFuture
-from verl_dispatch.groups.call import CallTrace as CallTrace
 from verl_dispatch.groups.group import WorkerGroup as WorkerGroup
 from verl_dispatch.groups.pool import ClassWithInitArgs as ClassWithInitArgs
 from verl_dispatch.groups.pool import ResourcePool as ResourcePool
+from verl_dispatch.groups.trace import Trace as Trace
 from verl_dispatch.local.group import LocalWorkerGroup as LocalWorkerGroup
 from verl_dispatch.methods.decorator import MAGIC_ATTR as MAGIC_ATTR
 from verl_dispatch.methods.decorator import _materialize_futures as _materialize_futures

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Generic, Self, Unpack, overload
 
-from verl_dispatch.groups.call import AnswerStream, Call, CallFuture, CallRecord
+from verl_dispatch.groups.call import AnswerStream, Call, CallFuture
 from verl_dispatch.methods.planners import CallPlanner
 from verl_dispatch.methods.registered import RegisteredMethod
 from verl_dispatch.methods.registry import DispatchMode
@@ -59,18 +58,8 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
             WorkerGroupError: a worker failed, or the group is broken or shut down.
             CallTimeout: no result within `timeout_s`.
         """
-        group, clock = self._group, time.perf_counter
-        times = [clock()]
-        plan = self._usable_plan(args, kwargs)
-        times.append(clock())
-        sent: Call = group._send(plan, self._awaited)
-        times.append(clock())
-        outputs = sent.wait()
-        times.append(clock())
-        result: G_co = plan.collect.collect(outputs)
-        times.append(clock())
-        for trace in group._recorders:
-            trace.calls.append(CallRecord.of(sent, outputs, times))
+        sent = self._sent(self._planner.plan, args, kwargs, self._awaited)
+        result: G_co = sent.collect(sent.wait())
         return result
 
     @cached_property
@@ -84,17 +73,23 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
 
     def submit(self, /, *args: GP.args, **kwargs: GP.kwargs) -> CallFuture[G_co]:
         """Starts the method and returns a future of its result: `result(timeout)`, or `await` it."""
-        return CallFuture(self._started(args, kwargs))
+        return CallFuture(self._sent(self._planner.plan, args, kwargs, self._asked_for_later))
 
     def stream(self, /, *args: GP.args, **kwargs: GP.kwargs) -> AnswerStream[R_co]:
         """Starts the method and gives `(rank, answer)` as the answers come, padding taken off.
 
         For `for` and for `async for`. A time limit counts from here, not from the first look.
         """
-        return self._started(args, kwargs).stream()
+        return self._sent(self._planner.plan, args, kwargs, self._asked_for_later).stream()
 
-    def _started(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        sent: Call = self._group._send(self._usable_plan(args, kwargs), self._asked_for_later)
+    def _sent(
+        self,
+        plan: Callable[[tuple[Any, ...], dict[str, Any]], CallPlan],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: CallOptions,
+    ) -> Call:
+        sent: Call = self._group._started(self._method.name, lambda: plan(args, kwargs), options)
         return sent
 
     def plan(self, /, *args: GP.args, **kwargs: GP.kwargs) -> CallPlan:
@@ -149,10 +144,10 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         return f"<{self.__name__}{self.__signature__} of {self._group!r}, {self._planner.mode}>"
 
     def _later(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        plan = with_worker_trims(self._usable_plan(args, kwargs))
         # Says that the caller gets futures: others may read the answers, so a backend can prepare them for
         # that.
-        sent: Call = self._group._send(plan, self._options.changed(blocking=False))
+        sent = self._sent(self._trimmed_plan, args, kwargs, self._options.changed(blocking=False))
+        plan = sent.plan
         is_batch = isinstance(plan.collect, BatchCollector)
         result: Any = sent.data_future() if is_batch else plan.collect.arrange(sent.futures())
         if batches.is_future(result) and self._padding_asked(args, kwargs):
@@ -163,6 +158,5 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         values = [value for value in (*args, *kwargs.values()) if batches.is_splittable(value)]
         return self._options.auto_padding is None and any(map(batches.wants_padding, values))
 
-    def _usable_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
-        self._group._check_usable(self._method.name)
-        return self._planner.plan(args, kwargs)
+    def _trimmed_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
+        return with_worker_trims(self._planner.plan(args, kwargs))

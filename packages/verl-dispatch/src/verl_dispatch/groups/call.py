@@ -1,4 +1,4 @@
-"""A call that was sent: what its ranks have answered so far, every way to wait for the rest, its times.
+"""A call that was sent: what its ranks have answered so far, every way to wait for the rest.
 
 Answers come in from other threads. What came is one dict of which only single operations are used, and who
 waits sleeps on something of its own until it is woken: no lock is held meanwhile. So a signal handler that
@@ -12,11 +12,9 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import pairwise
 from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Any, Generic, NoReturn, Self, SupportsIndex, TypeAlias, TypeVar
@@ -25,9 +23,11 @@ from verl_protocol import DataProtoFuture
 from verl_protocol.futures.parts import Deadline
 
 from verl_dispatch.errors import CallTimeout, NotPicklableError
-from verl_dispatch.planning.plan import CallPlan, bytes_of_answers, bytes_of_calls
+from verl_dispatch.groups.trace import TracedCall
+from verl_dispatch.planning.plan import CallPlan
+from verl_dispatch.workers.observed import Stamps
 
-__all__ = ["AnswerStream", "Arrivals", "Call", "CallFuture", "CallRecord", "CallTrace"]
+__all__ = ["AnswerStream", "Arrivals", "Call", "CallFuture"]
 
 
 T = TypeVar("T")
@@ -166,7 +166,11 @@ class Call(Arrivals):
         deadline: what is left of them.
         grace_s: seconds that other ranks get to answer after a first one failed.
         seconds: rank -> seconds from sending to its answer.
+        stamps: rank -> what it reported of its times, where the group is traced.
+        traced: what a trace knows of the call, if there is one.
     """
+
+    traced: TracedCall | None = None
 
     def __init__(self, plan: CallPlan, group: str, timeout_s: float | None = None) -> None:
         super().__init__(plan.called_ranks)
@@ -175,6 +179,7 @@ class Call(Arrivals):
         self.deadline: Deadline = Deadline(timeout_s)
         self.sent_at: float = _now()
         self.seconds: dict[int, float] = {}
+        self.stamps: dict[int, Any] = {}
         self._told = False
 
     # --- what a backend reports and supplies ---------------------------------------------------------------
@@ -205,6 +210,10 @@ class Call(Arrivals):
         """What a rank answered, as the caller gets it; in the caller's own thread."""
         return value
 
+    def reported(self) -> Callable[[], Mapping[int, Stamps]]:
+        """What gives `stamps` later, as far as they are there, without the call."""
+        return self.stamps.copy
+
     def data_future(self) -> DataProtoFuture[Any]:
         """What the caller of a non-blocking call of a batch mode gets.
 
@@ -229,6 +238,18 @@ class Call(Arrivals):
         """
         return self._sleeping(self._all_answers(timeout_s))
 
+    def trace(self, traced: TracedCall) -> None:
+        """Has the call tell of its times."""
+        self.traced = traced
+        traced.sent(self.sent_at, self.seconds, self.reported())
+
+    def collect(self, answers: list[Any]) -> Any:
+        """The result that the answers make."""
+        result = self.plan.collect.collect(answers)
+        if self.traced is not None:
+            self.traced.ended()
+        return result
+
     async def wait_async(self, timeout_s: float | None = None) -> list[Any]:
         """As `wait`, while the event loop goes on; no thread is held, and cancelling it lets go at once."""
         return await self._awaiting(self._all_answers(timeout_s))
@@ -247,9 +268,14 @@ class Call(Arrivals):
         deadline = self.deadline if own else Deadline(timeout_s)
         self.check(waiting=False)
         yield from self._until_decided(deadline)
+        if self.traced is not None:
+            self.traced.collecting()
         self._raise_unless_answered(deadline, decides=own)
         came, read = self._came, self.read
-        return [read(rank, came[rank][0]) for rank in self.plan.fetched_ranks]
+        answers = [read(rank, came[rank][0]) for rank in self.plan.fetched_ranks]
+        if self.traced is not None:
+            self.traced.read(answers)
+        return answers
 
     def _next_answer(self, num_seen: int) -> Pauses[tuple[int, int, Any] | None]:
         """How many have been seen then, and the next answer; None after the last."""
@@ -264,6 +290,8 @@ class Call(Arrivals):
                 num_seen += 1
                 if rank in fetched:
                     answer = self.plan.collect.part(fetched.index(rank), self.read(rank, value))
+                    if self.traced is not None:
+                        self.traced.read([answer])
                     return num_seen, rank, answer
             elif num_seen == len(self._keys) or (left := deadline.left) == 0:
                 break
@@ -271,6 +299,8 @@ class Call(Arrivals):
                 yield self._pause(left)
         yield from self._until_decided(deadline)
         self._raise_unless_answered(deadline, decides=True)
+        if self.traced is not None:
+            self.traced.ended()
         return None
 
     def _raise_unless_answered(self, deadline: Deadline, decides: bool) -> None:
@@ -283,9 +313,15 @@ class Call(Arrivals):
         errors, silent = self._errors(), self._missing()
         if errors and (decides or not silent or not self._grace_left()):
             self._told = True
-            raise self.error(errors, silent)
+            raise self._ended_by(self.error(errors, silent))
         if silent:
-            raise self.late(deadline.limit or 0.0, silent)
+            late = self.late(deadline.limit or 0.0, silent)
+            raise self._ended_by(late) if decides else late
+
+    def _ended_by(self, error: BaseException) -> BaseException:
+        if self.traced is not None:
+            self.traced.ended(error)
+        return error
 
     def __del__(self) -> None:
         if getattr(self, "_failed_at", None) is None or self._told:
@@ -365,7 +401,7 @@ class CallFuture(Generic[T]):
     def _collected(self, call: Call, outputs: list[Any]) -> T:
         with self._collecting:
             if self._value is _UNSET:
-                self._value = call.plan.collect.collect(outputs)
+                self._value = call.collect(outputs)
                 self._call = None
         return self._kept()
 
@@ -380,98 +416,3 @@ class CallFuture(Generic[T]):
             NotPicklableError: always.
         """
         raise NotPicklableError("the future of a call", "call result() and send the value")
-
-
-# --- The times of calls, stage by stage and rank by rank, kept while a `with group.trace()` is open -------
-
-
-@dataclass(frozen=True, slots=True)
-class CallRecord:
-    """Where the time of one call went, in seconds, and how many tensor bytes travelled.
-
-    Attributes:
-        method: name of the method.
-        dispatch_s: planning.
-        put_s: handing the arguments to the backend, which may wait for the row counts of futures.
-        wait_s: waiting for the answers, fetching included.
-        collect_s: putting the answers together.
-        bytes_out: bytes of arguments; what several ranks share counts once.
-        bytes_in: bytes of fetched answers.
-        per_rank_s: for each called rank the time from sending to its answer.
-        ranks: the called ranks, in the order of `per_rank_s`.
-    """
-
-    method: str
-    dispatch_s: float
-    put_s: float
-    wait_s: float
-    collect_s: float
-    bytes_out: int
-    bytes_in: int
-    per_rank_s: tuple[float, ...]
-    ranks: tuple[int, ...]
-
-    @classmethod
-    def of(cls, call: Call, outputs: Sequence[Any], times: Sequence[float]) -> CallRecord:
-        """The record of a call; the times are those before and after each of its four stages."""
-        dispatch_s, put_s, wait_s, collect_s = [end - begin for begin, end in pairwise(times)]
-        ranks = call.plan.called_ranks
-        return cls(
-            method=call.plan.method,
-            dispatch_s=dispatch_s,
-            put_s=put_s,
-            wait_s=wait_s,
-            collect_s=collect_s,
-            bytes_out=bytes_of_calls(call.plan.calls),
-            bytes_in=bytes_of_answers(outputs),
-            per_rank_s=tuple(call.seconds[rank] for rank in ranks),
-            ranks=ranks,
-        )
-
-    @property
-    def slowest_rank(self) -> int:
-        """The rank that took longest."""
-        return max(zip(self.per_rank_s, self.ranks, strict=True))[1]
-
-    @property
-    def total_s(self) -> float:
-        """The whole call."""
-        return self.dispatch_s + self.put_s + self.wait_s + self.collect_s
-
-    def as_dict(self) -> dict[str, Any]:
-        """All fields by name, and `slowest_rank`."""
-        return {**asdict(self), "slowest_rank": self.slowest_rank}
-
-    def _lines(self) -> Iterator[tuple[str, str, float, str]]:
-        yield "", "dispatch", self.dispatch_s, ""
-        yield "", "put", self.put_s, str(self.bytes_out)
-        yield "", "wait", self.wait_s, str(self.bytes_in)
-        for rank, spent in zip(self.ranks, self.per_rank_s, strict=True):
-            yield str(rank), "answer", spent, ""
-        yield "", "collect", self.collect_s, ""
-
-
-class CallTrace:
-    """The records of the blocking calls made while `with group.trace() as trace:` is open.
-
-    Printed, it is a table: call, rank, stage, milliseconds, bytes.
-    """
-
-    def __init__(self, recorders: list[CallTrace]) -> None:
-        self.calls: list[CallRecord] = []
-        self._recorders = recorders
-
-    def __enter__(self) -> Self:
-        self._recorders.append(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._recorders.remove(self)
-
-    def __str__(self) -> str:
-        rows = [(record.method, *line) for record in self.calls for line in record._lines()]
-        width = max(len("call"), *(len(row[0]) for row in rows), 0)
-        lines = [f"{'call':<{width}}  rank  stage           ms       bytes"]
-        for method, rank, stage, spent, size in rows:
-            lines.append(f"{method:<{width}}  {rank:>4}  {stage:<8}{spent * 1e3:>10.3f}{size:>12}".rstrip())
-        return "\n".join(lines)

@@ -6,6 +6,7 @@ import asyncio
 import difflib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from os import PathLike
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -30,14 +31,14 @@ from verl_dispatch.errors import (
     WorkerGroupError,
 )
 from verl_dispatch.groups.bound_method import GroupMethod
-from verl_dispatch.groups.call import AnswerStream, Call, CallFuture, CallTrace
+from verl_dispatch.groups.call import AnswerStream, Call, CallFuture
 from verl_dispatch.groups.pool import ResourcePool
+from verl_dispatch.groups.trace import CallObserver, Trace, TracedCall
 from verl_dispatch.methods.decorator import MAGIC_ATTR
 from verl_dispatch.methods.registered import RegisteredMethod, registered_methods
 from verl_dispatch.methods.registry import functions_of, get_predefined_execute_fn
 from verl_dispatch.methods.static import A, D, G, GroupRef, GroupWorker, Method, P, R
 from verl_dispatch.modes import Ref
-from verl_dispatch.planning.collectors import LIST, SINGLE
 from verl_dispatch.planning.mesh import Mesh, mesh_of
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, UNNAMED, CallOptions
 from verl_dispatch.planning.plan import CallPlan, RankCall, all_ranks
@@ -125,7 +126,7 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         self._dispatch_info: dict[str, Sequence[int]] = {}
         self._collect_info: dict[str, Sequence[bool]] = {}
         self._methods: dict[str, GroupMethod[..., Any, Any, Any]] = {}
-        self._recorders: list[CallTrace] = []
+        self._observers: list[CallObserver] = []
         self._worker_class: type | None = None
 
     # --- what a backend supplies ---------------------------------------------------------------------------
@@ -260,8 +261,17 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         """The registered methods as attributes, and nothing else."""
         return MethodNames(self)
 
-    def trace(self) -> CallTrace:
-        """Times the blocking calls made while the returned context is open.
+    def trace(
+        self, path: str | PathLike[str] | None = None, *, also: Iterable[WorkerGroup[Any, Any]] = ()
+    ) -> Trace:
+        """Times the calls made while the returned context is open: plan, send, the ranks' queue, fetch and
+        run, and collect, with bytes.
+
+        Printed, the trace is a table. Where OpenTelemetry's API is installed, its calls are spans too.
+
+        Args:
+            path: where to write it at the end, for https://ui.perfetto.dev.
+            also: other groups whose calls it shows too.
 
         Example:
             >>> from verl_dispatch import Dispatch, LocalWorkerGroup, register
@@ -272,16 +282,34 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
             >>> group = LocalWorkerGroup(Echo, 2)
             >>> with group.trace() as trace:
             ...     _ = group.say("hello")
-            >>> trace.calls[0].method, len(trace.calls[0].per_rank_s)
-            ('say', 2)
+            >>> [stage.name for stage in trace.calls[0].stages() if stage.rank != 1]
+            ['plan', 'send', 'queue', 'fetch', 'run', 'collect']
         """
-        return CallTrace(self._recorders)
+        return Trace([self, *also], path)
+
+    @property
+    def _is_traced(self) -> bool:
+        """Whether the ranks are to report their times."""
+        return any(isinstance(each, Trace) for each in self._observers)
+
+    def _started(self, method: str, plan: Callable[[], CallPlan], options: CallOptions) -> Call:
+        """Plans and sends a call, and tells those who watch."""
+        self._check_usable(method)
+        if not self._observers:
+            return self._send(plan(), options)
+        traced = TracedCall(self._title(), method, self._observers, id(self))
+        made = plan()
+        traced.planned(made)
+        sent = self._send(made, options)
+        sent.trace(traced)
+        return sent
 
     def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Runs any method, registered or not, with these arguments on every worker; answers in rank order."""
-        plan = self._raw_plan(method_name, all_ranks(self.world_size), args, kwargs)
+        sent = self._sent(method_name, all_ranks(self.world_size), args, kwargs, DEFAULT_OPTIONS)
         try:
-            return self._send(plan, DEFAULT_OPTIONS).wait()
+            answers: list[Any] = sent.collect(sent.wait())
+            return answers
         except WorkerGroupError as error:
             if error.errors:
                 _note_whole_lists(error, args, kwargs, self.world_size)
@@ -289,8 +317,7 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
 
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[GroupRef]:
         """As `execute_all_sync`, but returns one future per worker at once."""
-        plan = self._raw_plan(method_name, all_ranks(self.world_size), args, kwargs)
-        return self._send(plan, _HANDED_ON).futures()
+        return self._sent(method_name, all_ranks(self.world_size), args, kwargs, _HANDED_ON).futures()
 
     def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[GroupRef]:
         """The same as `execute_all_async`."""
@@ -298,25 +325,30 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
 
     def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
         """Runs any method, registered or not, on rank 0; its answer."""
-        plan = self._raw_plan(method_name, (0,), args, kwargs)
-        return self._send(plan, DEFAULT_OPTIONS).wait()[0]
+        sent = self._sent(method_name, (0,), args, kwargs, DEFAULT_OPTIONS)
+        return sent.collect(sent.wait())[0]
 
     def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> GroupRef:
         """As `execute_rank_zero_sync`, but returns a future at once."""
-        plan = self._raw_plan(method_name, (0,), args, kwargs)
-        future: GroupRef = self._send(plan, _HANDED_ON).futures()[0]
+        future: GroupRef = self._sent(method_name, (0,), args, kwargs, _HANDED_ON).futures()[0]
         return future
 
     def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> GroupRef:
         """The same as `execute_rank_zero_async`."""
         return self.execute_rank_zero_async(method_name, *args, **kwargs)
 
-    def _raw_plan(
-        self, method: str, ranks: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> CallPlan:
-        self._check_usable(method)
+    def _sent(
+        self,
+        method: str,
+        ranks: tuple[int, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: CallOptions,
+    ) -> Call:
+        """A call with the same arguments to these ranks, of any method."""
         calls = tuple([RankCall(rank, args, kwargs) for rank in ranks])
-        return CallPlan(calls, method, "", self.world_size, ranks, LIST if len(ranks) != 1 else SINGLE)
+        plan = CallPlan(calls, method, "", self.world_size, ranks)
+        return self._started(method, lambda: plan, options)
 
     # --- typed verbs: the method is named by the function on the worker class ------------------------------
 
@@ -517,6 +549,11 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
     def _label(self) -> str:
         worker = self.__dict__.get("_worker_class")
         return f"{type(self).__name__}[{worker.__name__ if worker else '?'}]"
+
+    def _title(self) -> str:
+        """A short name for tables."""
+        worker = self.__dict__.get("_worker_class")
+        return f"{worker.__name__ if worker else '?'} {self.name_prefix}".strip()
 
     def __repr__(self) -> str:
         prefix = f" {self.name_prefix!r}" if self.name_prefix else ""

@@ -59,6 +59,7 @@ class LocalCall(Call):
         timeout_s: see `Call`.
 
     Attributes:
+        is_timed: whether the ranks tell their times.
         overdue: ranks that took longer than the call allows, where they take turns and are not interrupted.
     """
 
@@ -66,6 +67,7 @@ class LocalCall(Call):
         super().__init__(plan, group, timeout_s)
         self.life: LocalLife = life
         self.generation: int = life.generation
+        self.is_timed = False
         self.overdue: list[int] = []
         self._unfilled: dict[Any, LocalFuture] = {}
 

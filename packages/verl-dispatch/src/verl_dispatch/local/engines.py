@@ -23,6 +23,7 @@ from verl_dispatch.local.copies import new_memo, private_arguments, private_copy
 from verl_dispatch.planning.options import Labels
 from verl_dispatch.planning.plan import RankCall, unpicklable
 from verl_dispatch.workers.collectives import LonelyProcessGroup, ProcessGroup
+from verl_dispatch.workers.observed import Observation, Recorder
 from verl_dispatch.workers.rank import RankInfo
 from verl_dispatch.workers.roles import ColocatedWorker, clean_up
 from verl_dispatch.workers.site import WorkerSite, building, enter_site, leave_site
@@ -265,6 +266,7 @@ class LocalRank:
     ) -> None:
         self.info = info
         self.worker: Any = None
+        self.recorder: Recorder | None = None
         self._make_process_group = make_process_group
         self._sets_environment = sets_environment
         self._site = WorkerSite(info, make_process_group, sets_environment, taken=True)
@@ -278,8 +280,17 @@ class LocalRank:
             self.worker = cls(*args, **kwargs)
         site.taken = True
 
-    def run(self, method: str, call: RankCall, role: str | None, read_only: ReadOnlyCopies | None) -> Any:
+    def run(
+        self,
+        method: str,
+        call: RankCall,
+        role: str | None,
+        read_only: ReadOnlyCopies | None,
+        sent: LocalCall | None = None,
+    ) -> Any:
         """Run a method, to the end also if it is async, and give a copy of its value."""
+        watched = self.recorder is not None or (sent is not None and sent.is_timed)
+        seen = Observation(self.recorder, role) if watched else None
         try:
             if read_only is None:
                 args, kwargs = private_arguments(call.args, call.kwargs)
@@ -292,11 +303,14 @@ class LocalRank:
             raise
         token = enter_site(self._site)
         try:
-            value = self._method(method, role)(*args, **kwargs)
+            function = self._method(method, role)
+            value = (function if seen is None else seen.of(function))(*args, **kwargs)
             if type(value) is CoroutineType:
                 value = self._run_coroutine(value)
         finally:
             leave_site(token)
+            if seen is not None and sent is not None:
+                sent.stamps[call.rank] = seen.stamps._replace(queued=not self._sets_environment)
         if read_only is not None:
             check_unwritten((args, kwargs))
         try:

@@ -168,6 +168,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
 
     def _send(self, plan: CallPlan, options: CallOptions) -> LocalCall:
         call = LocalCall(self._state.life, plan, self._name(), options.timeout_s)
+        call.is_timed = self._is_traced
         self._state.run(call, self._role)
         return call
 
@@ -370,7 +371,7 @@ class LocalState:
         copies = ReadOnlyCopies() if call.plan.read_only else None
 
         def run(rank: LocalRank, each: RankCall) -> Any:
-            return rank.run(method, each, role, copies)
+            return rank.run(method, each, role, copies, call)
 
         if self.concurrent:
             self._engine.start(call, run)

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from textwrap import indent
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from verl_protocol import DataProtoFuture
 from verl_protocol.futures.any_batch import is_proto
 from verl_protocol.kinds import is_tensor
+from verl_protocol.tables import text_table
 from verl_protocol.wire import nbytes_of
 
 from verl_dispatch.errors import NotPicklableError
@@ -349,7 +351,7 @@ def plan_table(plan: CallPlan) -> str:
     sizes = plan.nbytes()
     rows = [_row(call, size, call.rank in fetched) for call, size in zip(plan.calls, sizes, strict=True)]
     lines = [f"{plan.method or 'call'}: {plan.mode or 'custom'} over {plan.world_size} workers"]
-    lines += _aligned([_HEAD, *rows])
+    lines += indent(text_table(_HEAD, rows, left=(len(_HEAD) - 1,)), "  ").splitlines()
     shared = plan.shared
     if shared:
         kinds = ", ".join(type(entry.value).__name__ for entry in shared.values())
@@ -377,17 +379,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, str):
         return repr(value if len(value) <= 20 else value[:17] + "...")
     return type(value).__name__
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)]
-    return [
-        "  "
-        + "  ".join(
-            [*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def with_columns(calls: Sequence[RankCall], reads: Reads) -> tuple[RankCall, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import ray
 from verl_dispatch.groups.call import Call
 from verl_dispatch.planning.collectors import BatchCollector
 from verl_dispatch.planning.plan import CallPlan
+from verl_dispatch.workers.observed import Stamps
 from verl_protocol import DataProtoFuture
 
 from verl_ray.calls.failures import has_failed
@@ -125,6 +126,10 @@ class RayCall(Call):
         """A reference for each fetched rank."""
         return [self.refs[rank] for rank in self.plan.fetched_ranks]
 
+    def reported(self) -> Callable[[], Mapping[int, Stamps]]:
+        """What gives the workers' times later, as far as they are there."""
+        return partial(_arrived, self.stamps)
+
     def data_future(self) -> DataProtoFuture[Any]:
         """The future of a batch, which the driver can hand on without fetching any of it."""
         fetched = self.plan.fetched_ranks
@@ -144,6 +149,16 @@ class RayCall(Call):
         return AnswerPart(
             ref, rank, self._made_by, self._generation, self.plan.method, unread, objects, origin
         )
+
+
+def _arrived(stamps: Mapping[int, Any]) -> dict[int, Stamps]:
+    """What has come of these references; a call that failed has no times."""
+    if not stamps or not ray.is_initialized():
+        return {}
+    refs = list(stamps.values())
+    ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+    came = {rank: ref for rank, ref in stamps.items() if ref in ready and not has_failed(ref)}
+    return dict(zip(came, ray.get(list(came.values())), strict=True))
 
 
 def _joins_in_order(plan: CallPlan) -> bool:

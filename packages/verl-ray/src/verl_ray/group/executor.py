@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ from verl_ray.calls.futures import learn_row_counts
 from verl_ray.calls.packing import Arguments, Packer
 from verl_ray.errors import TransportRefusedError, out_of_reach
 from verl_ray.group.worker_set import WorkerSet
-from verl_ray.wire.message import ONE_READER, Answer, count_rows
+from verl_ray.wire.message import ONE_READER, Answer, Readers, count_rows
 from verl_ray.wire.refs import maker_of, transport_of
 from verl_ray.worker.actor import ANY_METHOD, direct_methods, routes_of
 
@@ -164,8 +165,12 @@ class Executor:
         self._remotes: dict[tuple[str, int, str | None], list[Any]] = {}
         self._generation = -1
 
-    def send(self, plan: CallPlan, options: CallOptions) -> RayCall:
-        """Start every call of the plan; returns at once."""
+    def send(self, plan: CallPlan, options: CallOptions, timed: bool = False) -> RayCall:
+        """Start every call of the plan; returns at once.
+
+        Args:
+            timed: whether the workers are to report their times, where the transport allows that.
+        """
         self._worker_set.ready()
         handed_on = options.blocking is False
         transport = self._direct.open(plan.method) if handed_on else None
@@ -174,13 +179,15 @@ class Executor:
         remote = plan.remote and transport is None and (counts_rows or not handed_on)
         # Ray takes one return value with a direct transport, so there a second call counts the rows.
         with_rows = counts_rows and transport is None and not remote
-        num_returns = 1 + MOST_OBJECTS if remote else 2 if with_rows else 1
+        timed = timed and transport is None
+        readers: Readers = "many" if handed_on else "one"
+        num_returns = (1 + MOST_OBJECTS if remote else 2 if with_rows else 1) + timed
         route, arguments = self._routes.get(plan.method), Arguments(plan.calls)
         if options.blocking and options.timeout_s is None and route is not None and route.materializes:
             # For a caller who waits anyway: who knows the counts sends less, and spares the workers to ask.
             for future in arguments.futures:
                 learn_row_counts(future)
-        asked = Answer("many" if handed_on else "one", with_rows, transport=transport, remote=remote)
+        asked = Answer(readers, with_rows, transport=transport, remote=remote, timed=timed)
         # All are packed before any is sent: what cannot be packed shall reach no rank.
         given = self._packed(plan, arguments, partial(_answer, plan, asked))
         remotes = self._remotes_of(plan.method, num_returns, transport)
@@ -195,6 +202,9 @@ class Executor:
         with self._worker_set.sending:
             for call, message in zip(plan.calls, given, strict=True):
                 ref = remotes[call.rank].remote(*message)
+                if timed:
+                    *ref, sent.stamps[call.rank] = ref
+                    ref = ref if len(ref) > 1 else ref[0]
                 if remote:
                     sent.refs[call.rank], *sent.objects[call.rank] = ref
                     continue
@@ -203,6 +213,7 @@ class Executor:
                     rows_ref = self._worker_set.handles[call.rank].__ray_call__.remote(count_rows, ref)
                 if counts_rows:
                     sent.rows_refs[call.rank] = rows_ref
+        sent.sent_at = time.perf_counter()
         return sent
 
     def _packed(

@@ -198,7 +198,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
     def _send(self, plan: CallPlan, options: CallOptions) -> RayCall:
         refuse_retired(plan.calls)
         try:
-            return self._executor.send(plan, options)
+            return self._executor.send(plan, options, self._is_traced)
         except (WorkerGroupError, CallTimeout):
             raise
         except Exception:

@@ -87,6 +87,7 @@ class Answer:
         guarded: the arguments are shared read-only; a write into one is an error.
         transport: the direct transport by which the tensors travel, if any.
         remote: large columns of a batch come as values of their own, after the batch that names them.
+        timed: the worker's times come as a last value of their own.
     """
 
     readers: Readers = "one"
@@ -95,6 +96,7 @@ class Answer:
     guarded: bool = False
     transport: str | None = None
     remote: bool = False
+    timed: bool = False
 
 
 ONE_READER = Answer()

@@ -125,7 +125,9 @@ def derive_actor_class(user_class: type, *, interleaves: bool = False) -> type:
     if any(clean_up_hook(cls, CLEAN_UP_HOOKS) for cls in classes_of(user_class)):
         members[CLEAN_UP] = runner(CLEAN_UP, _clean_up, CLEAN_UP, interleaves=is_asyncio)
     for route in routes_of(user_class):
-        members[route.runner] = runner(route.runner, _finder(route), route.method, interleaves=is_asyncio)
+        members[route.runner] = runner(
+            route.runner, _finder(route), route.method, route.role, interleaves=is_asyncio
+        )
     if issubclass(user_class, ColocatedWorker):
         # The roles' arguments come with the set-up call, not with the class: they may be large.
         members["role_specs"] = ()

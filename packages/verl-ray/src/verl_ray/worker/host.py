@@ -25,13 +25,14 @@ from typing import Any, ClassVar
 
 import ray
 from ray.exceptions import TaskCancelledError
+from verl_dispatch.workers.observed import Observation, Recorder
 from verl_dispatch.workers.rank import RankInfo
 from verl_dispatch.workers.roles import ColocatedWorker
 from verl_dispatch.workers.site import building
 
 from verl_ray._clock import IMPORTED_AT
 from verl_ray.pools.devices import accelerator_named, hidden_masks, is_noset, settle_masks, visible_index
-from verl_ray.wire.message import Message, check_arguments, open_message, prepare_answer
+from verl_ray.wire.message import Answer, Message, check_arguments, open_message, prepare_answer
 from verl_ray.worker.rendezvous import HeldRendezvous, Rendezvous, RendezvousRequest, choose_rendezvous
 
 __all__ = [
@@ -136,6 +137,7 @@ class Host:
     _verl_held: HeldRendezvous
     _verl_born_at: float
     _verl_inside = False
+    _verl_recorder: Recorder | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """An empty object: the user's `__new__` runs at set-up, when its arguments are here."""
@@ -262,7 +264,12 @@ def runner_name(role_index: int | None, method: str) -> str:
 
 
 def runner(
-    name: str, find: Callable[[Any], Callable[..., Any]], method: str = "", *, interleaves: bool
+    name: str,
+    find: Callable[[Any], Callable[..., Any]],
+    method: str = "",
+    role: str | None = None,
+    *,
+    interleaves: bool,
 ) -> Callable[..., Any]:
     """A method that opens a message, calls what `find(worker)` gives, and prepares the answer.
 
@@ -270,30 +277,42 @@ def runner(
         name: of the runner.
         find: gives what to call.
         method: of the user's class; by default the second argument says it.
+        role: whose method it is, where several share the process.
         interleaves: whether it is for an asyncio actor, where calls run at the same time.
     """
 
     def run(self: Any, message: Message = None, /, *refs: Any) -> Any:
+        seen = Observation(self._verl_recorder, role)
         args, kwargs, answer = open_message(message, refs)
+        function = find(self)
         with self._verl_user_code():
-            value = find(self)(*args, **kwargs)
+            value = (seen.of(function) if answer.timed or self._verl_recorder else function)(*args, **kwargs)
             if inspect.iscoroutine(value):
                 value = self._verl_loop.run(value)
         check_arguments(args, kwargs, answer)
-        return prepare_answer(value, answer, method or args[1])
+        return _with_times(prepare_answer(value, answer, method or args[1]), answer, seen)
 
     async def run_interleaved(self: Any, message: Message = None, /, *refs: Any) -> Any:
+        seen = Observation(self._verl_recorder, role)
         args, kwargs, answer = open_message(message, refs)
+        function = find(self)
         with leaving_ends_the_process():
-            value = find(self)(*args, **kwargs)
+            value = (seen.of(function) if answer.timed or self._verl_recorder else function)(*args, **kwargs)
             if inspect.iscoroutine(value):
                 value = await value
         check_arguments(args, kwargs, answer)
-        return prepare_answer(value, answer, method or args[1])
+        return _with_times(prepare_answer(value, answer, method or args[1]), answer, seen)
 
     chosen = run_interleaved if interleaves else run
     chosen.__name__ = chosen.__qualname__ = name
     return chosen
+
+
+def _with_times(prepared: Any, answer: Answer, seen: Observation) -> Any:
+    """What Ray shall carry, with the times of the call as a last value where they are asked for."""
+    if not answer.timed:
+        return prepared
+    return (*prepared, seen.stamps) if answer.with_rows or answer.remote else (prepared, seen.stamps)
 
 
 @contextmanager

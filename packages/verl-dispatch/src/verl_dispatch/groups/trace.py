@@ -1,0 +1,393 @@
+"""Where the time of calls goes, stage by stage and rank by rank, while a `with group.trace()` is open.
+
+The driver's stages are timed here, the ranks' own by the workers, which report them with their answers. What
+other hosts report is in the time of their own clocks, and moved as little as possible so that every call
+begins after it was sent and ends before it was heard of.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from os import PathLike
+from pathlib import Path
+from socket import gethostname
+from typing import Any, NamedTuple, Protocol, Self
+
+from verl_protocol.tables import amount, html_table, text_table
+
+from verl_dispatch.planning.plan import CallPlan, bytes_of_answers, bytes_of_call, bytes_of_calls
+from verl_dispatch.workers.observed import Stamps
+
+__all__ = ["CallObserver", "Stage", "Trace", "TracedCall", "clock_shifts"]
+
+
+class Stage(NamedTuple):
+    """One stage of a call: of the driver, or of one rank.
+
+    Attributes:
+        name: plan, send or collect at the driver; queue, fetch or run at a rank.
+        rank: whose it is; None for the driver.
+        begin: seconds since the epoch, by the driver's clock.
+        end: likewise.
+        nbytes: tensor and array bytes that it moved; None where it moves none, or that is not known.
+    """
+
+    name: str
+    rank: int | None
+    begin: float
+    end: float
+    nbytes: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.begin
+
+
+class CallObserver(Protocol):
+    """Who is told of the calls of a group."""
+
+    def sent(self, call: TracedCall) -> None:
+        """A call was sent."""
+
+    def ended(self, call: TracedCall) -> None:
+        """The driver has its result, or its error."""
+
+
+class TracedCall:
+    """One call as the driver and its ranks timed it.
+
+    Attributes:
+        group: name of the group.
+        source: tells groups of one name apart.
+        method: name of the method.
+        ranks: the called ranks.
+        bytes_out: tensor and array bytes of the arguments, rank by rank.
+        bytes_sent: of all arguments; what several ranks share counts once.
+        bytes_in: of the answers, as far as the driver has read them.
+        error: what the call ended with, if not with a result.
+    """
+
+    def __init__(self, group: str, method: str, observers: Sequence[CallObserver], source: int = 0) -> None:
+        self.group, self.method, self.source = group, method, source
+        self.ranks: tuple[int, ...] = ()
+        self.bytes_out: tuple[int, ...] = ()
+        self.bytes_sent = self.bytes_in = 0
+        self.error: BaseException | None = None
+        self.shifts: Mapping[str, float] = {}
+        self._observers = tuple(observers)
+        self._begin = self._planned = self._sent = time.time()
+        self._collecting: float | None = None
+        self._ended: float | None = None
+        self._answered: Mapping[int, float] = {}
+        self._stamps: Callable[[], Mapping[int, Stamps]] = dict
+        self.context: Any = _spans_context()
+
+    # --- as the call goes on -------------------------------------------------------------------------------
+
+    def planned(self, plan: CallPlan) -> None:
+        """It is known what the ranks get."""
+        self._planned, self.ranks = time.time(), plan.called_ranks
+        self.bytes_out = tuple(map(bytes_of_call, plan.calls))
+        self.bytes_sent = bytes_of_calls(plan.calls)
+
+    def sent(
+        self,
+        at: float,
+        answered: Mapping[int, float],
+        stamps: Callable[[], Mapping[int, Stamps]],
+    ) -> None:
+        """It is on its way.
+
+        Args:
+            at: when, by `time.perf_counter`.
+            answered: seconds from then to each rank's answer, as they come.
+            stamps: gives what the ranks reported, of those that have.
+        """
+        self._sent = time.time() - (time.perf_counter() - at)
+        self._answered, self._stamps = answered, stamps
+        for observer in self._observers:
+            observer.sent(self)
+
+    def collecting(self) -> None:
+        """All answers are there, or the wait has failed."""
+        self._collecting = time.time()
+
+    def read(self, answers: Sequence[Any]) -> None:
+        """The driver has these answers."""
+        self.bytes_in += bytes_of_answers(answers)
+
+    def ended(self, error: BaseException | None = None) -> None:
+        """The result, or an error, is there; the first counts."""
+        if self._ended is None:
+            self._ended, self.error = time.time(), error
+            for observer in self._observers:
+                observer.ended(self)
+
+    # --- afterwards ----------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Take over what the ranks have reported by now."""
+        stamps = dict(self._stamps())
+        self._stamps = lambda: stamps
+
+    @property
+    def begin(self) -> float:
+        """When it began, in seconds since the epoch."""
+        return self._begin
+
+    @property
+    def end(self) -> float:
+        """When the last stage ended that is known."""
+        return max(stage.end for stage in self.stages())
+
+    @property
+    def seconds(self) -> float:
+        """From the begin to the end."""
+        return self.end - self._begin
+
+    def stages(self) -> list[Stage]:
+        """Plan and send, then queue, fetch and run of each rank that has reported, then collect."""
+        made = [
+            Stage("plan", None, self._begin, self._planned),
+            Stage("send", None, self._planned, self._sent, self.bytes_sent),
+        ]
+        sizes = dict(zip(self.ranks, self.bytes_out, strict=True))
+        for rank, stamps in sorted(self._stamps().items()):
+            began, fetched, ended = [at + self.shifts.get(stamps.host, 0.0) for at in stamps[1:4]]
+            made.append(Stage("queue", rank, min(self._sent, began) if stamps.queued else began, began))
+            made.append(Stage("fetch", rank, began, fetched, sizes.get(rank)))
+            made.append(Stage("run", rank, fetched, ended))
+        if self._ended is not None and self._collecting is not None:
+            made.append(Stage("collect", None, self._collecting, self._ended, self.bytes_in))
+        return made
+
+    @property
+    def slowest(self) -> Stage | None:
+        """The longest stage of the rank that took longest; None where no rank has reported."""
+        ranks: dict[int, list[Stage]] = {}
+        for stage in self.stages():
+            if stage.rank is not None:
+                ranks.setdefault(stage.rank, []).append(stage)
+        if not ranks:
+            return None
+        slowest = max(ranks.values(), key=lambda stages: sum(stage.seconds for stage in stages))
+        return max(slowest, key=lambda stage: stage.seconds)
+
+    def bounds(self) -> Iterator[tuple[str, float, float]]:
+        """For each rank that has reported, its host, and by how much its times may be moved."""
+        for rank, stamps in self._stamps().items():
+            heard = self._sent + self._answered.get(rank, math.inf)
+            yield stamps.host, self._planned - stamps.began, heard - stamps.ended
+
+    def __repr__(self) -> str:
+        return f"<{self.group}.{self.method}, {self.seconds * 1e3:.3f} ms>"
+
+
+def clock_shifts(bounds: Iterable[tuple[str, float, float]]) -> dict[str, float]:
+    """By how much to move the times of each host so that they agree with the driver's.
+
+    As little as makes every call begin after it was sent and end before it was heard of; where that cannot
+    be, because a clock was set meanwhile, halfway between the two.
+
+    Args:
+        bounds: a host, the least and the most that one call allows; seconds.
+
+    >>> clock_shifts([("a", -0.1, 0.2), ("b", 4.9, 5.5), ("b", 5.0, 5.2)])
+    {'a': 0.0, 'b': 5.0}
+    """
+    least: dict[str, float] = {}
+    most: dict[str, float] = {}
+    for host, low, high in bounds:
+        least[host], most[host] = max(low, least.get(host, low)), min(high, most.get(host, high))
+    return {host: _nearest_to_zero(low, most[host]) for host, low in least.items()}
+
+
+def _nearest_to_zero(low: float, high: float) -> float:
+    return min(max(0.0, low), high) if low <= high else (low + high) / 2
+
+
+_HEAD = ("call", "group", "ms", "plan", "send", "queue", "fetch", "run", "collect", "out", "in", "slowest")
+_PER_RANK = ("queue", "fetch", "run")
+
+
+class Trace:
+    """The calls made while `with group.trace(...) as trace:` is open.
+
+    Printed, it is a table with a line for each call: milliseconds in each stage, those of the ranks for the
+    slowest of them, bytes sent and read, and the slowest rank with its longest stage.
+
+    Attributes:
+        calls: the calls, in the order in which they were sent.
+    """
+
+    def __init__(self, groups: Sequence[Any], path: str | PathLike[str] | None = None) -> None:
+        self.calls: list[TracedCall] = []
+        self._groups, self._path = groups, path
+
+    def sent(self, call: TracedCall) -> None:
+        """Takes a call."""
+        self.calls.append(call)
+
+    def ended(self, call: TracedCall) -> None:
+        """Does nothing: calls are looked at when the trace is read."""
+
+    def __enter__(self) -> Self:
+        for group in self._groups:
+            group._observers.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for group in self._groups:
+            group._observers.remove(self)
+        self._align()
+        for call in self.calls:
+            call.settle()
+        _emit_spans(self.calls)
+        if self._path is not None:
+            self.write(self._path)
+
+    def _align(self) -> None:
+        here = gethostname()
+        bounds = [each for call in self.calls for each in call.bounds() if each[0] != here]
+        shifts = clock_shifts(bounds)
+        for call in self.calls:
+            call.shifts = shifts
+
+    def write(self, path: str | PathLike[str]) -> None:
+        """Writes the trace as JSON for https://ui.perfetto.dev and chrome://tracing."""
+        Path(path).write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": self.events()}))
+
+    def events(self) -> list[dict[str, Any]]:
+        """The events of the trace, in the Trace Event Format of Chrome.
+
+        A process stands for a group, its threads for the driver, for what waits for each rank, and for the
+        ranks. What overlaps gets further threads.
+        """
+        self._align()
+        tracks, events = _Tracks(), []
+        stages = [(stage, call) for call in self.calls for stage in call.stages()]
+        origin = min((call.begin for call in self.calls), default=0.0)
+        for stage, call in sorted(stages, key=lambda each: each[0].begin):
+            whose = "driver" if stage.rank is None else f"rank {stage.rank}"
+            place = tracks.place((call.group, call.source), whose + " queue" * (stage.name == "queue"), stage)
+            events.append(_event(stage, call, origin, place))
+        return [*tracks.names(), *events]
+
+    def __str__(self) -> str:
+        return text_table(_HEAD, self._rows(), left=(0, 1, len(_HEAD) - 1))
+
+    def _repr_html_(self) -> str:
+        return html_table(_HEAD, self._rows())
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        self._align()
+        return [_row(call) for call in self.calls]
+
+
+def _row(call: TracedCall) -> tuple[str, ...]:
+    longest: dict[str, float] = {}
+    for stage in call.stages():
+        longest[stage.name] = max(stage.seconds, longest.get(stage.name, 0.0))
+    spent = [f"{longest[name] * 1e3:.3f}" if name in longest else "-" for name in _HEAD[3:9]]
+    slowest = call.slowest
+    if call.error is not None:
+        told = type(call.error).__name__
+    elif slowest is None:
+        told = "-"
+    else:
+        told = f"rank {slowest.rank}, {slowest.name} {slowest.seconds * 1e3:.3f}"
+    sizes = amount(call.bytes_sent), amount(call.bytes_in)
+    return call.method, call.group, f"{call.seconds * 1e3:.3f}", *spent, *sizes, told
+
+
+def _event(stage: Stage, call: TracedCall, origin: float, place: tuple[int, int]) -> dict[str, Any]:
+    # In whole nanoseconds, so that stages which follow one another do not overlap by rounding.
+    begin, end = [round((at - origin) * 1e6, 3) for at in (stage.begin, stage.end)]
+    error = repr(call.error)[:500] if call.error is not None else None
+    facts = {"rank": stage.rank, "bytes": stage.nbytes, "error": error}
+    return {
+        "name": f"{call.method}: {stage.name}",
+        "cat": stage.name,
+        "ph": "X",
+        "ts": begin,
+        "dur": round(max(0.0, end - begin), 3),
+        "pid": place[0],
+        "tid": place[1],
+        "args": {name: value for name, value in facts.items() if value is not None},
+    }
+
+
+class _Tracks:
+    """Numbers for processes and threads, where no two stages of a thread overlap."""
+
+    def __init__(self) -> None:
+        self._processes: dict[tuple[str, int], int] = {}
+        self._threads: dict[tuple[int, str, int], int] = {}
+        self._free_from: dict[int, float] = {}
+
+    def place(self, process: tuple[str, int], thread: str, stage: Stage) -> tuple[int, int]:
+        """The process, and the first thread of that name that is free by then; stages come by their begin."""
+        pid = self._processes.setdefault(process, len(self._processes) + 1)
+        lane = 0
+        while True:
+            tid = self._threads.setdefault((pid, thread, lane), len(self._threads) + 1)
+            if stage.begin >= self._free_from.get(tid, stage.begin):
+                self._free_from[tid] = stage.end
+                return pid, tid
+            lane += 1
+
+    def names(self) -> Iterator[dict[str, Any]]:
+        """The events that name them."""
+        for (name, _), pid in self._processes.items():
+            yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+        for (pid, name, lane), tid in self._threads.items():
+            shown = name if lane == 0 else f"{name} ({lane + 1})"
+            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": shown}}
+
+
+# --- The same calls as spans of OpenTelemetry, where its API is installed -----------------------------------
+
+
+def _telemetry() -> Any:
+    """The module `opentelemetry.trace`; None where it is not installed."""
+    try:
+        return import_module("opentelemetry.trace")
+    except ImportError:
+        return None
+
+
+def _spans_context() -> Any:
+    """The span in which the program is now: that of a call is made within it."""
+    return None if _telemetry() is None else import_module("opentelemetry.context").get_current()
+
+
+def _emit_spans(calls: Sequence[TracedCall]) -> None:
+    """A span for each call, and within it one for each stage."""
+    telemetry = _telemetry()
+    if telemetry is None:
+        return
+    tracer = telemetry.get_tracer("verl_dispatch")
+    for call in calls:
+        facts = {"verl.bytes_sent": call.bytes_sent, "verl.bytes_in": call.bytes_in}
+        span = tracer.start_span(
+            f"{call.group}.{call.method}", call.context, attributes=facts, start_time=_nanoseconds(call.begin)
+        )
+        within = telemetry.set_span_in_context(span)
+        for stage in call.stages():
+            rank = {} if stage.rank is None else {"verl.rank": stage.rank}
+            start = _nanoseconds(stage.begin)
+            tracer.start_span(stage.name, within, attributes=rank, start_time=start).end(
+                _nanoseconds(stage.end)
+            )
+        if call.error is not None:
+            span.set_status(telemetry.StatusCode.ERROR, str(call.error)[:500])
+        span.end(_nanoseconds(call.end))
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)

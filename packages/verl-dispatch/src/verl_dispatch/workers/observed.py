@@ -1,0 +1,200 @@
+"""What is seen of a call where it runs, while somebody asks: its times, and a file to replay it from."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import pickle
+import random
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from verl_dispatch.methods.decorator import MAGIC_ATTR, register_options
+from verl_dispatch.planning.parts import resolve_parts, resolve_parts_async, trim_answer
+from verl_dispatch.workers.rank import RankInfo
+
+__all__ = ["FORMAT", "Observation", "RecordWhen", "Recorder", "Stamps", "random_states", "set_random_states"]
+
+
+RecordWhen: TypeAlias = Literal["error", "all"]
+FORMAT = "verl-dispatch call 1"
+"""What the first line of a recorded call says that it is."""
+
+
+class Stamps(NamedTuple):
+    """When a call was where at its worker, in seconds since the epoch by the clock of its host.
+
+    Attributes:
+        host: name of the machine.
+        began: the worker took it up.
+        fetched: its arguments were there, what futures stand for among them.
+        ended: the method had run.
+        queued: whether the time before counts as a wait; not so where ranks take turns.
+    """
+
+    host: str
+    began: float
+    fetched: float
+    ended: float
+    queued: bool = True
+
+
+class Observation:
+    """One call as its worker sees it; it begins when this is made.
+
+    Args:
+        recorder: writes the call down, if any.
+        role: whose method is called, where several roles share the process.
+    """
+
+    def __init__(self, recorder: Recorder | None = None, role: str | None = None) -> None:
+        self._recorder, self._role = recorder, role
+        self._began = self._fetched = self._ended = time.time()
+
+    @property
+    def stamps(self) -> Stamps:
+        """When it was where, once it has ended."""
+        return Stamps(socket.gethostname(), self._began, self._fetched, self._ended)
+
+    def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The registered method, watched; it resolves the futures among its arguments first."""
+        materialize = register_options(function).materialize_futures
+        recorder = self._recorder if hasattr(function, MAGIC_ATTR) else None
+        if inspect.iscoroutinefunction(inspect.unwrap(function)):
+
+            @wraps(function)
+            async def run_async(*args: Any, **kwargs: Any) -> Any:
+                args, kwargs, trim = await resolve_parts_async(args, kwargs, materialize)
+                with self._running(recorder, function.__name__, args, kwargs):
+                    answer = await function(*args, **kwargs)
+                return trim_answer(answer, trim)
+
+            return run_async
+
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs, trim = resolve_parts(args, kwargs, materialize)
+            with self._running(recorder, function.__name__, args, kwargs):
+                answer = function(*args, **kwargs)
+            return trim_answer(answer, trim)
+
+        return run
+
+    @contextmanager
+    def _running(
+        self, recorder: Recorder | None, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Iterator[None]:
+        draft = None if recorder is None else recorder.draft(method, self._role, args, kwargs)
+        self._fetched = time.time()
+        try:
+            yield
+        except Exception as error:
+            if draft is not None:
+                error.add_note(draft.write(error))
+            raise
+        finally:
+            self._ended = time.time()
+
+
+# --- A call in a file, from which `python -m verl_dispatch replay` runs it again ----------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Writes the calls of one worker down.
+
+    Args:
+        folder: where to, on the worker's own node.
+        on: "error" keeps the calls that fail, "all" every call, from before it runs.
+        made_from: the worker's class and its constructor's arguments, as `dumps` made them.
+        rank_info: who the worker is.
+        dumps: pickles what the worker gets.
+    """
+
+    folder: str
+    on: RecordWhen
+    made_from: bytes
+    rank_info: RankInfo
+    dumps: Callable[[Any], bytes] = pickle.dumps
+
+    def draft(self, method: str, role: str | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Draft:
+        """The call as it is now: the method may change its arguments."""
+        name = f"{method}-rank{self.rank_info.rank}-{os.getpid()}-{time.time_ns()}.call"
+        facts: dict[str, Any] = {
+            "format": FORMAT,
+            "method": method,
+            "role": role,
+            "host": socket.gethostname(),
+        }
+        facts |= {"pid": os.getpid(), "rank": self.rank_info.rank, "world_size": self.rank_info.world_size}
+        try:
+            call = self.dumps((args, dict(kwargs), random_states()))
+            made_from: Any = (self.made_from, self.rank_info, call)
+            draft = Draft(Path(self.folder).absolute() / name, facts, pickle.dumps(made_from))
+        except Exception as error:
+            return Draft(None, facts, b"", f"an argument cannot be pickled: {error}")
+        if self.on == "all":
+            draft.write(None)
+        return draft
+
+
+@dataclass(slots=True)
+class Draft:
+    """A call that may have to be written down."""
+
+    path: Path | None
+    facts: Mapping[str, Any]
+    data: bytes
+    problem: str = ""
+
+    def write(self, error: BaseException | None) -> str:
+        """Write the file; a note on where it lies, or on why it could not be written."""
+        if self.path is None:
+            return f"this call could not be recorded: {self.problem}"
+        told = None if error is None else f"{type(error).__name__}: {error}"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            head = json.dumps({**self.facts, "error": told}).encode()
+            partial = self.path.with_suffix(".part")
+            partial.write_bytes(head + b"\n" + self.data)
+            partial.replace(self.path)
+        except OSError as problem:
+            return f"this call could not be recorded: {problem}"
+        where = f"on node {self.facts['host']}: python -m verl_dispatch replay {self.path} --unpickle"
+        return f"this call was recorded {where}"
+
+
+def random_states() -> dict[str, Any]:
+    """The states of the random generators of the libraries that are loaded."""
+    states: dict[str, Any] = {"random": random.getstate()}
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        states["numpy"] = numpy.random.get_state()
+    if torch is not None:
+        states["torch"] = torch.get_rng_state()
+        if torch.cuda.is_initialized():
+            states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def set_random_states(states: Mapping[str, Any]) -> None:
+    """Set what `random_states` gave; that of a GPU only where there is one."""
+    random.setstate(states["random"])
+    if "numpy" in states:
+        import numpy as np
+
+        np.random.set_state(states["numpy"])
+    if "torch" in states:
+        import torch
+
+        torch.set_rng_state(states["torch"])
+        if "cuda" in states and torch.cuda.is_available():
+            torch.cuda.set_rng_state(states["cuda"])
