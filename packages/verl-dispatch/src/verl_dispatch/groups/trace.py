@@ -73,10 +73,13 @@ class TracedCall:
     """
 
     def __init__(self, group: str, method: str, observers: Sequence[CallObserver], source: int = 0) -> None:
-        self.group, self.method, self.source = group, method, source
+        self.group: str = group
+        self.method: str = method
+        self.source: int = source
         self.ranks: tuple[int, ...] = ()
         self.bytes_out: tuple[int, ...] = ()
-        self.bytes_sent = self.bytes_in = 0
+        self.bytes_sent: int = 0
+        self.bytes_in: int = 0
         self.error: BaseException | None = None
         self.shifts: Mapping[str, float] = {}
         self._observers = tuple(observers)
