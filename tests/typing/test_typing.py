@@ -22,13 +22,18 @@ PLUGIN = "plugins = verl_dispatch.mypy_plugin"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def mypy(files: list[Path], folder: Path, *, plugin: bool) -> list[str]:
-    """The errors of one run; runs with and without the plugin have caches of their own, which are kept."""
-    kind = "plugin" if plugin else "plain"
+def mypy(files: list[Path], folder: Path, *, plugin: bool, untyped: str = "") -> list[str]:
+    """The errors of one run, also one that sees no types of the package `untyped`.
+
+    Runs of different kinds have caches of their own, which are kept.
+    """
+    kind = ("plugin" if plugin else "plain") + untyped
     config = folder / f"{kind}.ini"
     lines = ["[mypy]", "strict = True", "python_version = 3.11", "explicit_package_bases = True"]
     lines += ["warn_unreachable = True", f"mypy_path = {':'.join([*SOURCES, str(ROOT), str(folder)])}"]
-    config.write_text("\n".join([*lines, PLUGIN if plugin else ""]))
+    lines += [PLUGIN if plugin else ""]
+    lines += [f"[mypy-{untyped}.*]", "follow_imports = skip"] if untyped else []
+    config.write_text("\n".join(lines))
     cache = ROOT / ".mypy_cache" / f"typing-{kind}"
     command = [sys.executable, "-m", "mypy", "--config-file", str(config), "--cache-dir", str(cache)]
     done = subprocess.run([*command, *map(str, files)], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -70,6 +75,21 @@ def test_mypy_with_the_plugin(tmp_path: Path) -> None:
 
 def test_mypy_without_the_plugin(tmp_path: Path) -> None:
     assert_none(mypy(PLAIN, tmp_path, plugin=False))
+
+
+@pytest.mark.parametrize("plugin", [True, False])
+def test_mistakes_are_found_where_tensordict_has_no_types(tmp_path: Path, plugin: bool) -> None:
+    """As its releases before 0.15: then a TensorDict is anything, and lines about nothing else stay wrong."""
+    files = [*(WITH_PLUGIN if plugin else []), *PLAIN]
+    bad = [file for file in files if file.name.startswith("bad")]
+    errors = mypy(bad, tmp_path, plugin=plugin, untyped="tensordict")
+    assert_none([error for error in errors if not is_about_tensordicts(error)])
+
+
+def is_about_tensordicts(error: str) -> bool:
+    file, line, _ = error.split(":", 2)
+    found = (ROOT / file).read_text().splitlines()[int(line) - 1]
+    return "TensorDict" in found or "values_of" in found
 
 
 def test_pyright(tmp_path: Path) -> None:

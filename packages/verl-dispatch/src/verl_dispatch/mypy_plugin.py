@@ -250,7 +250,8 @@ def _taken(form: Type, argument: Type, ref: ProperType | None) -> Type:
         if any(_is(each, ARG) for each in _items(form)):
             return argument
         argument = AnyType(TypeOfAny.special_form)
-    return form.accept(_Filled(argument, argument, ref or UninhabitedType()))
+    # Of a group whose futures are not known, none are taken: Any would be, whatever the parameter.
+    return form.accept(_Filled(argument, argument, ref if isinstance(ref, Instance) else UninhabitedType()))
 
 
 def _without_lost(signature: CallableType, arguments: list[Type]) -> CallableType:

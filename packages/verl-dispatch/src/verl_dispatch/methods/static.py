@@ -290,11 +290,11 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
     ) -> R:
         raise NotImplementedError
 
-    # Not for groups: no `Method`, so that no group takes it.
+    # Not for groups: no `Method`, so that no group takes it, but the function of a worker.
     @overload
     def __get__(
-        self: Registered[Any, Any, Mode[Never, Never, Never], Any], obj: None, owner: Any
-    ) -> Callable[..., Any]: ...
+        self: Registered[W, Callable[P, R], Mode[Never, Never, Never], Any], obj: None, owner: Any
+    ) -> Callable[Concatenate[W, P], R]: ...
 
     # Arguments as they are: the group has the method's own parameters.
     @overload
@@ -396,7 +396,8 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
         self: Joined[W, Optional3[R], AnyOf[P], B], obj: None, owner: Any
     ) -> BatchMethod[W, P, R, B]: ...
 
-    # No parameters, one, or two; besides, any named arguments of the mode's form.
+    # No parameters, one, or two; besides, any named arguments of the mode's form. A form that takes less
+    # goes first, for it is one of those that take more.
     @overload
     def __get__(
         self: Listed[W, Callable[[], Later[R]], NamedOf[Any, P], B], obj: None, owner: Any
@@ -427,20 +428,20 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
     ) -> ListMethod[W, Concatenate[OfWorkers[A1], P], R, B]: ...
     @overload
     def __get__(
-        self: Listed[W, Callable[[A1], Later[R]], NamedOf[ForEither, P], B], obj: None, owner: Any
-    ) -> ListMethod[W, Concatenate[OfEither[A1], P], R, B]: ...
-    @overload
-    def __get__(
-        self: Listed[W, Callable[[A1], R], NamedOf[ForEither, P], B], obj: None, owner: Any
-    ) -> ListMethod[W, Concatenate[OfEither[A1], P], R, B]: ...
-    @overload
-    def __get__(
         self: Listed[W, Callable[[A1], Later[R]], NamedOf[ForRows, P], B], obj: None, owner: Any
     ) -> ListMethod[W, Concatenate[OfRows[A1], P], R, B]: ...
     @overload
     def __get__(
         self: Listed[W, Callable[[A1], R], NamedOf[ForRows, P], B], obj: None, owner: Any
     ) -> ListMethod[W, Concatenate[OfRows[A1], P], R, B]: ...
+    @overload
+    def __get__(
+        self: Listed[W, Callable[[A1], Later[R]], NamedOf[ForEither, P], B], obj: None, owner: Any
+    ) -> ListMethod[W, Concatenate[OfEither[A1], P], R, B]: ...
+    @overload
+    def __get__(
+        self: Listed[W, Callable[[A1], R], NamedOf[ForEither, P], B], obj: None, owner: Any
+    ) -> ListMethod[W, Concatenate[OfEither[A1], P], R, B]: ...
     @overload
     def __get__(
         self: Joined[W, Callable[[A1], X], NamedOf[ForRows, P], B], obj: None, owner: Any
@@ -475,20 +476,20 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
     ) -> ListMethod[W, Concatenate[OfWorkers[A1], OfWorkers[A2], P], R, B]: ...
     @overload
     def __get__(
-        self: Listed[W, Callable[[A1, A2], Later[R]], NamedOf[ForEither, P], B], obj: None, owner: Any
-    ) -> ListMethod[W, Concatenate[OfEither[A1], OfEither[A2], P], R, B]: ...
-    @overload
-    def __get__(
-        self: Listed[W, Callable[[A1, A2], R], NamedOf[ForEither, P], B], obj: None, owner: Any
-    ) -> ListMethod[W, Concatenate[OfEither[A1], OfEither[A2], P], R, B]: ...
-    @overload
-    def __get__(
         self: Listed[W, Callable[[A1, A2], Later[R]], NamedOf[ForRows, P], B], obj: None, owner: Any
     ) -> ListMethod[W, Concatenate[OfRows[A1], OfRows[A2], P], R, B]: ...
     @overload
     def __get__(
         self: Listed[W, Callable[[A1, A2], R], NamedOf[ForRows, P], B], obj: None, owner: Any
     ) -> ListMethod[W, Concatenate[OfRows[A1], OfRows[A2], P], R, B]: ...
+    @overload
+    def __get__(
+        self: Listed[W, Callable[[A1, A2], Later[R]], NamedOf[ForEither, P], B], obj: None, owner: Any
+    ) -> ListMethod[W, Concatenate[OfEither[A1], OfEither[A2], P], R, B]: ...
+    @overload
+    def __get__(
+        self: Listed[W, Callable[[A1, A2], R], NamedOf[ForEither, P], B], obj: None, owner: Any
+    ) -> ListMethod[W, Concatenate[OfEither[A1], OfEither[A2], P], R, B]: ...
     @overload
     def __get__(
         self: Joined[W, Callable[[A1, A2], X], NamedOf[ForRows, P], B], obj: None, owner: Any
