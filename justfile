@@ -58,3 +58,7 @@ bench LAYER="all" *ARGS:
 # The documentation as a site, docs/_build/index.html; a warning is an error.
 docs:
     uv run --group docs python -m sphinx --fail-on-warning --keep-going --quiet --jobs auto docs docs/_build
+
+# The small programs of examples/tour, all or those named: `just examples mesh futures`. A breakpoint runs on.
+examples *ARGS:
+    PYTHONBREAKPOINT=0 uv run python examples/tour {{ ARGS }}

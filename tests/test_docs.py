@@ -1,22 +1,29 @@
-"""Every Python block of the README and the guides runs, and prints what the page says that it prints.
+"""Every program of the README, the guides and the tour runs, and prints what the page says that it prints.
 
-Fragments that are not meant to run stand in blocks marked `py`.
+Fragments that are not meant to run stand in blocks marked `py`. Programs run in this process, those on Ray on
+one cluster; the README's first one also by itself, as a reader runs it.
 """
 
+import contextlib
+import io
 import os
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import ray
 
 ROOT = Path(__file__).resolve().parents[1]
-PATTERNS = ("README.md", "docs/*.md", "packages/*/README.md", "examples/README.md")
+PATTERNS = ("README.md", "CONTRIBUTING.md", "docs/*.md", "packages/*/README.md", "examples/README.md")
 PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
+TOUR = sorted(path for path in (ROOT / "examples/tour").glob("*.py") if path.stem != "__main__")
 BLOCK = re.compile(
-    r"^```python\n(?P<code>.*?)^```\n"
+    r"^```(?:python|\{literalinclude\} (?P<file>\S+\.py))\n(?P<code>.*?)^```\n"
     r"(?:\s*(?:It prints|Prints|which prints)[^\n]*\n+```text\n(?P<prints>.*?)^```)?",
     re.MULTILINE | re.DOTALL,
 )
@@ -24,46 +31,75 @@ BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Program:
-    """The Python blocks of a page up to one that says what is printed; they share a namespace."""
+    """The Python blocks of a page up to one that says what is printed, which share a namespace; or a file."""
 
     page: Path
-    number: int
+    name: str
     code: str
     prints: str | None
 
     @property
     def label(self) -> str:
-        return f"{self.page.relative_to(ROOT)}-{self.number}"
+        return f"{self.page.relative_to(ROOT)}-{self.name}"
 
 
 def programs(page: Path) -> list[Program]:
     found: list[Program] = []
     code = ""
     for match in BLOCK.finditer(page.read_text()):
+        if file := match["file"]:
+            found.append(Program(page, Path(file).stem, (page.parent / file).read_text(), match["prints"]))
+            continue
         code += match["code"] + "\n"
         if match["prints"] is not None:
-            found.append(Program(page, len(found), code, match["prints"]))
+            found.append(Program(page, str(len(found)), code, match["prints"]))
             code = ""
     if code:
-        found.append(Program(page, len(found), code, None))
+        found.append(Program(page, str(len(found)), code, None))
     return found
 
 
 PROGRAMS = [program for page in PAGES for program in programs(page)]
 
 
-def test_the_readme_shows_a_program_and_what_it_prints() -> None:
-    assert any(program.page.name == "README.md" and program.prints for program in PROGRAMS)
+@pytest.fixture(scope="module")
+def one_ray() -> Iterator[None]:
+    """A Ray for all programs of this module, whatever else runs on this machine."""
+    options = {"num_cpus": 6, "include_dashboard": False, "log_to_driver": False, "ignore_reinit_error": True}
+    ray.init(address="local", **options)
+    yield
+    ray.shutdown()
+
+
+def output_of(script: Path) -> str:
+    """What a program prints that is run in this process as if it were the only one."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(str(script), run_name="__main__")
+    return printed.getvalue()
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.label)
-def test_program_runs_and_prints_what_the_page_says(program: Program, tmp_path: Path) -> None:
+def test_program_runs_and_prints_what_the_page_says(
+    program: Program, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "program.py"
     script.write_text(program.code)
-    # Each program starts a Ray of its own, whatever runs on this machine.
+    if "verl_ray" in program.code:
+        request.getfixturevalue("one_ray")
+        monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(sys, "breakpointhook", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    printed = output_of(script)
+    assert program.prints is None or printed == program.prints
+
+
+def test_the_first_program_of_the_readme_runs_by_itself(tmp_path: Path) -> None:
+    first = programs(ROOT / "README.md")[0]
+    (tmp_path / "mine.py").write_text(first.code)
     environment = os.environ | {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_ADDRESS": "local"}
     done = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, "mine.py"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -72,8 +108,22 @@ def test_program_runs_and_prints_what_the_page_says(program: Program, tmp_path: 
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    if program.prints is not None:
-        assert done.stdout == program.prints
+    assert done.stdout == first.prints
+
+
+def test_every_example_of_the_tour_is_short_and_shown_with_what_it_prints() -> None:
+    shown = {program.name for program in programs(ROOT / "docs/tour.md") if program.prints}
+    assert shown == {path.stem for path in TOUR}
+    assert [path.stem for path in TOUR if len(path.read_text().splitlines()) > 40] == []
+
+
+def test_a_breakpoint_in_a_method_of_a_local_group_stops_in_each_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = []
+    monkeypatch.setattr(sys, "breakpointhook", lambda: ranks.append(sys._getframe(1).f_locals["self"].rank))
+    output_of(ROOT / "examples/tour/local_group.py")
+    assert ranks == [0, 1, 2]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
