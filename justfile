@@ -62,3 +62,7 @@ docs:
 # The small programs of examples/tour, all or those named: `just examples mesh futures`. A breakpoint runs on.
 examples *ARGS:
     PYTHONBREAKPOINT=0 uv run python examples/tour {{ ARGS }}
+
+# What is due for a release and whether it is ready, built and tried in fresh environments; `--only-plan`, `--full`.
+release-plan *ARGS:
+    uv run python tests/tools/release_plan.py {{ ARGS }}

@@ -5,6 +5,7 @@ one cluster; the README's first one also by itself, as a reader runs it.
 """
 
 import contextlib
+import importlib
 import io
 import os
 import re
@@ -16,11 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+# Under `uv run` Ray would start its workers through uv again; this must be set before `import ray`.
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+
 import ray
 
 ROOT = Path(__file__).resolve().parents[1]
 PATTERNS = ("README.md", "CONTRIBUTING.md", "docs/*.md", "packages/*/README.md", "examples/README.md")
-PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
+PAGES = [page for pattern in PATTERNS for page in sorted(ROOT.glob(pattern))]
+PACKAGES = ("verl_protocol", "verl_dispatch", "verl_ray")
 TOUR = sorted(path for path in (ROOT / "examples/tour").glob("*.py") if path.stem != "__main__")
 BLOCK = re.compile(
     r"^```(?:python|\{literalinclude\} (?P<file>\S+\.py))\n(?P<code>.*?)^```\n"
@@ -59,24 +65,29 @@ def programs(page: Path) -> list[Program]:
     return found
 
 
-PROGRAMS = [program for page in PAGES for program in programs(page)]
+FIRST, *PROGRAMS = [program for page in PAGES for program in programs(page)]
 
 
 @pytest.fixture(scope="module")
 def one_ray() -> Iterator[None]:
     """A Ray for all programs of this module, whatever else runs on this machine."""
-    options = {"num_cpus": 6, "include_dashboard": False, "log_to_driver": False, "ignore_reinit_error": True}
-    ray.init(address="local", **options)
+    ray.init(
+        address="local",
+        num_cpus=6,
+        include_dashboard=False,
+        log_to_driver=False,
+        ignore_reinit_error=True,
+    )
     yield
     ray.shutdown()
 
 
 def output_of(script: Path) -> str:
-    """What a program prints that is run in this process as if it were the only one."""
+    """What a program prints that is run in this process as if it were the only one, without Ray's remarks."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         runpy.run_path(str(script), run_name="__main__")
-    return printed.getvalue()
+    return re.sub(r".*\(raylet\).*\n", "", printed.getvalue())
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.label)
@@ -95,9 +106,9 @@ def test_program_runs_and_prints_what_the_page_says(
 
 
 def test_the_first_program_of_the_readme_runs_by_itself(tmp_path: Path) -> None:
-    first = programs(ROOT / "README.md")[0]
-    (tmp_path / "mine.py").write_text(first.code)
-    environment = os.environ | {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_ADDRESS": "local"}
+    assert FIRST.page == ROOT / "README.md"
+    (tmp_path / "mine.py").write_text(FIRST.code)
+    environment = os.environ | {"RAY_ADDRESS": "local"}
     done = subprocess.run(
         [sys.executable, "mine.py"],
         cwd=tmp_path,
@@ -108,7 +119,7 @@ def test_the_first_program_of_the_readme_runs_by_itself(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == first.prints
+    assert done.stdout == FIRST.prints
 
 
 def test_every_example_of_the_tour_is_short_and_shown_with_what_it_prints() -> None:
@@ -117,10 +128,15 @@ def test_every_example_of_the_tour_is_short_and_shown_with_what_it_prints() -> N
     assert [path.stem for path in TOUR if len(path.read_text().splitlines()) > 40] == []
 
 
+def test_the_pictures_are_those_of_today() -> None:
+    drawn = runpy.run_path(str(ROOT / "docs/draw.py"))["pictures"]()
+    assert {path.stem: path.read_text() for path in (ROOT / "docs/pictures").glob("*.svg")} == drawn
+
+
 def test_a_breakpoint_in_a_method_of_a_local_group_stops_in_each_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ranks = []
+    ranks: list[int] = []
     monkeypatch.setattr(sys, "breakpointhook", lambda: ranks.append(sys._getframe(1).f_locals["self"].rank))
     output_of(ROOT / "examples/tour/local_group.py")
     assert ranks == [0, 1, 2]
@@ -151,7 +167,7 @@ def sources(package: str) -> Path:
     return ROOT / "packages" / package.replace("_", "-") / "src" / package
 
 
-@pytest.mark.parametrize("package", ["verl_protocol", "verl_dispatch", "verl_ray"])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_the_architecture_names_every_file_in_its_room(package: str) -> None:
     there = {str(path.relative_to(sources(package))) for path in sources(package).rglob("*.py")}
     needed = {
@@ -160,3 +176,14 @@ def test_the_architecture_names_every_file_in_its_room(package: str) -> None:
     named = rooms_of(package)
     assert needed - named == set()
     assert named - there == set()
+
+
+def test_every_error_has_its_cause_and_remedy() -> None:
+    page = (ROOT / "docs/errors.md").read_text()
+    modules = [importlib.import_module(f"{package}.errors") for package in PACKAGES]
+    named = {name for module in modules for name in module.__all__ if is_error(getattr(module, name))}
+    assert [name for name in sorted(named) if f"`{name}`" not in page] == []
+
+
+def is_error(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception)
