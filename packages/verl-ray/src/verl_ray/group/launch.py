@@ -8,12 +8,14 @@ for it.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray._private.ray_constants import RAY_ENABLE_UV_RUN_RUNTIME_ENV
 from ray.exceptions import ActorAlreadyExistsError, RayError
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.planning.plan import RankCall
@@ -41,6 +43,10 @@ _NEXT_LOG_S = 30.0
 # A worker that hangs delays the end by so much, if its class has a clean-up.
 _CLEAN_UP_S = 5.0
 _GONE_S = 5.0
+_THROUGH_UV = (
+    " (under `uv run` Ray starts each worker through uv, which can take minutes or fail; set "
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV=0 before this program starts)"
+)
 
 
 @dataclass(frozen=True)
@@ -189,7 +195,9 @@ def _stage(handle: Any) -> str:
     if state == "ALIVE":
         return "in their constructor, or wait there for others"
     if state == "PENDING_CREATION":
-        return "waiting for a process, or importing their code"
+        # uv counts how deep `uv run` is nested, for the programs it starts.
+        through_uv = RAY_ENABLE_UV_RUN_RUNTIME_ENV and "UV_RUN_RECURSION_DEPTH" in os.environ
+        return "waiting for a process, or importing their code" + (_THROUGH_UV if through_uv else "")
     return f"{state}, in Ray's words"
 
 
