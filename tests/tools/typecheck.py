@@ -16,7 +16,7 @@ LEAST_COMPLETE = 0.99
 def targets() -> list[str]:
     """The folders that are checked, one mypy run each."""
     packages = (str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("packages/*")))
-    return [*packages, "examples", "tests", "conftest.py"]
+    return [*packages, "docs", "examples", "tests", "conftest.py"]
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
