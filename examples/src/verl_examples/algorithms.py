@@ -8,12 +8,16 @@ Sources:
 - GRPO: Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300, section 4.1 (its KL term, equation 4, is k3).
 - Reward minus a per-token KL penalty: Ouyang et al. 2022, "Training language models to follow instructions
   with human feedback", arXiv:2203.02155, section 3.5.
+- Clip-higher and dynamic sampling: Yu et al. 2025, "DAPO", arXiv:2503.14476, sections 3.1 and 3.2.
+- Answers of an earlier policy: Hilton et al. 2021, "Batch size-invariance for policy optimization",
+  arXiv:2110.00641, equation 3; the weight is cut as in Espeholt et al. 2018, "IMPALA", arXiv:1802.01561.
 
 `mask` is 1 on answer tokens and 0 on padding, in every function.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -22,15 +26,21 @@ from torch import Tensor
 KLEstimator = Literal["k1", "k2", "k3"]
 
 
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the tokens where `mask` is 1; 0 where there is none."""
-    return (values * mask).sum() / mask.sum().clamp(min=1)
+def masked_mean(values: Tensor, mask: Tensor, add_up: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """Mean over the tokens where `mask` is 1; 0 where there is none.
+
+    Args:
+        add_up: sums a tensor over all workers in place, for the mean over the tokens of all.
+    """
+    sums = torch.stack([(values * mask).sum(), mask.sum()])
+    total, count = (sums if add_up is None else add_up(sums)).unbind()
+    return total / count.clamp(min=1)
 
 
-def whiten(values: Tensor, mask: Tensor) -> Tensor:
-    """Shift and scale to mean 0 and deviation 1 over the tokens of `mask`."""
-    mean = masked_mean(values, mask)
-    variance = masked_mean((values - mean) ** 2, mask)
+def whiten(values: Tensor, mask: Tensor, add_up: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """Shift and scale to mean 0 and deviation 1 over the tokens of `mask`, see `masked_mean`."""
+    mean = masked_mean(values, mask, add_up)
+    variance = masked_mean((values - mean) ** 2, mask, add_up)
     return (values - mean) * torch.rsqrt(variance + 1e-8) * mask
 
 
@@ -86,10 +96,32 @@ def group_advantages(scores: Tensor, mask: Tensor, group_size: int) -> Tensor:
     return centred.view(-1, 1) * mask
 
 
-def clipped_policy_loss(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, clip: float) -> Tensor:
-    """PPO's loss per token: what the better of the raw and the clipped probability ratio would lose."""
+def informative_groups(scores: Tensor, group_size: int) -> Tensor:
+    """DAPO's dynamic sampling: which rows belong to a group whose scores differ, a mask of (rows,).
+
+    >>> informative_groups(torch.tensor([1.0, 0.0, 1.0, 1.0]), 2).tolist()
+    [True, True, False, False]
+    """
+    groups = scores.view(-1, group_size)
+    return (groups.amax(dim=1) > groups.amin(dim=1)).repeat_interleave(group_size)
+
+
+def off_policy_weight(old_log_probs: Tensor, drawn_log_probs: Tensor, limit: float) -> Tensor:
+    """How much likelier each token is where learning starts than where it was drawn, `limit` at most."""
+    return torch.exp(old_log_probs - drawn_log_probs).clamp(max=limit)
+
+
+def clipped_policy_loss(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, clip: float, clip_high: float | None = None
+) -> Tensor:
+    """PPO's loss per token: what the better of the raw and the clipped probability ratio would lose.
+
+    Args:
+        clip_high: DAPO's clip-higher: the ratio may rise by so much; None for `clip`, as in PPO.
+    """
     ratio = torch.exp(log_probs - old_log_probs)
-    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    highest = 1 + (clip if clip_high is None else clip_high)
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, highest) * advantages)
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:

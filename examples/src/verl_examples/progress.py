@@ -37,7 +37,10 @@ def shown(
 
 
 def _line(report: StepReport, num_steps: int, accuracy: float, samples_per_s: float) -> str:
-    return (
+    line = (
         f"step {report.step:>4}/{num_steps}  reward {report.reward:.3f}  accuracy {accuracy:.3f}"
         f"  KL {report.kl:.4f}  {samples_per_s:6.0f} samples/s"
     )
+    if (tokens_per_s := report.metrics.get("tokens_per_s")) is not None:
+        line += f"  {tokens_per_s:6.0f} tokens/s"
+    return line

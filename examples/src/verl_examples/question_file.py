@@ -6,13 +6,17 @@ Imports nothing heavy: what is wrong with a file is said before torch is loaded.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 DEFAULT_FILE = Path(__file__).parent / "questions" / "sorting.jsonl"
 PARTS = ("train", "held_out")
 HELD_OUT_EVERY = 8
+
+Record = dict[str, Any]
+"""One line: `prompt`, `answer` and perhaps `part`."""
 
 
 @dataclass(frozen=True)
@@ -56,38 +60,65 @@ class QuestionFileError(ValueError):
 
 
 def read_questions(path: Path) -> Questions:
-    """Read a question file and part it into training and held-out questions.
+    """Read a question file whose prompts are texts, and part it into training and held-out questions.
+
+    Raises:
+        QuestionFileError: the file is missing, a line is malformed, a prompt comes twice, or a part is empty.
+    """
+    train, held_out = in_parts(path, read_records(path))
+    return Questions(_questions(train), _questions(held_out))
+
+
+def _questions(records: Sequence[Record]) -> tuple[Question, ...]:
+    return tuple(Question(record["prompt"], record["answer"]) for record in records)
+
+
+def read_records(path: Path, *, messages: bool = False) -> list[Record]:
+    """The lines of a question file, checked; with `messages` a prompt may be a chat.
+
+    Raises:
+        QuestionFileError: the file is missing, a line is malformed, or a prompt comes twice.
+    """
+    numbered = ((number, _parse(path, number, line)) for number, line in _lines(path))
+    return checked_records(path, numbered, messages=messages)
+
+
+def checked_records(
+    path: Path, numbered: Iterable[tuple[int, object]], *, messages: bool = False
+) -> list[Record]:
+    """The records, after a look at each; numbers are those of their lines."""
+    seen: dict[str, int] = {}
+    records = []
+    for number, value in numbered:
+        record = _checked(path, number, value, messages)
+        prompt = json.dumps(record["prompt"])
+        if prompt in seen:
+            given = record["prompt"]
+            raise QuestionFileError(path, number, f"the prompt {given!r} was already on line {seen[prompt]}")
+        seen[prompt] = number
+        records.append(record)
+    return records
+
+
+def in_parts(path: Path, records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+    """Records to train on, and those held out.
 
     A line may say `"part": "held_out"`; the others are for training. Where no line has a part, every eighth
     is held out. Every prompt stands in one part only, so that what is measured was never trained on.
 
     Raises:
-        QuestionFileError: the file is missing, a line is malformed, a prompt comes twice, or a part is empty.
+        QuestionFileError: a part is empty.
     """
-    records = list(_records(path))
-    held_out = [record.get("part") == "held_out" for record in records]
-    if not any("part" in record for record in records):
-        held_out = [number % HELD_OUT_EVERY == 0 for number in range(1, len(records) + 1)]
-    questions = [Question(record["prompt"], record["answer"]) for record in records]
-    parts = Questions(
-        train=tuple(question for question, held in zip(questions, held_out, strict=True) if not held),
-        held_out=tuple(question for question, held in zip(questions, held_out, strict=True) if held),
-    )
-    for name in PARTS:
-        if not getattr(parts, name):
+    said = any("part" in record for record in records)
+    train: list[Record] = []
+    held_out: list[Record] = []
+    for number, record in enumerate(records, start=1):
+        is_held_out = record.get("part") == "held_out" if said else number % HELD_OUT_EVERY == 0
+        (held_out if is_held_out else train).append(record)
+    for name, part in zip(PARTS, (train, held_out), strict=True):
+        if not part:
             raise QuestionFileError(path, None, f"has no {name} question")
-    return parts
-
-
-def _records(path: Path) -> Iterator[dict[str, str]]:
-    seen: dict[str, int] = {}
-    for number, line in _lines(path):
-        record = _parse(path, number, line)
-        prompt = record["prompt"]
-        if prompt in seen:
-            raise QuestionFileError(path, number, f"the prompt {prompt!r} was already on line {seen[prompt]}")
-        seen[prompt] = number
-        yield record
+    return train, held_out
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -103,18 +134,36 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _parse(path: Path, number: int, line: str) -> dict[str, str]:
+def _parse(path: Path, number: int, line: str) -> object:
     try:
-        record = json.loads(line)
+        return json.loads(line)
     except json.JSONDecodeError as error:
         raise QuestionFileError(path, number, f"is not JSON ({error.msg}, column {error.colno})") from error
+
+
+def _checked(path: Path, number: int, record: object, messages: bool) -> Record:
     if not isinstance(record, dict):
         raise QuestionFileError(path, number, f"holds a {type(record).__name__}, expected an object")
     for key in ("prompt", "answer"):
         if key not in record:
             raise QuestionFileError(path, number, f"has no {key!r}")
-        if not isinstance(record[key], str) or not record[key]:
-            raise QuestionFileError(path, number, f"{key!r} is {record[key]!r}, expected a text")
+        may_be_chat = messages and key == "prompt"
+        if not _is_text(record[key]) and not (may_be_chat and _is_chat(record[key])):
+            expected = "a text, or a list of messages" if may_be_chat else "a text"
+            raise QuestionFileError(path, number, f"{key!r} is {record[key]!r}, expected {expected}")
     if record.get("part", "train") not in PARTS:
         raise QuestionFileError(path, number, f"'part' is {record['part']!r}, expected {' or '.join(PARTS)}")
     return record
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_chat(prompt: object) -> bool:
+    """Whether it is a list of messages, each with a role and a content."""
+    return (
+        isinstance(prompt, list)
+        and bool(prompt)
+        and all(isinstance(each, dict) and {"role", "content"} <= set(each) for each in prompt)
+    )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from verl_examples.progress import console, shown
 from verl_examples.question_file import Questions
-from verl_examples.records import Records, plot_learning
+from verl_examples.records import kept_records
 from verl_examples.toy.checkpoint import save_checkpoint
 from verl_examples.toy.driver import Trainer
 from verl_examples.toy.model import ModelConfig
@@ -23,46 +21,34 @@ def run(settings: Settings, questions: Questions) -> dict[str, Any]:
 
     However the run ends, what was measured until then is in the output folder, as numbers and as a picture.
     """
-    settings.out.mkdir(parents=True, exist_ok=True)
     screen = console()
     tokenizer = CharTokenizer.for_texts(
         text for question in questions for text in (question.prompt, question.answer)
     )
     model = ModelConfig(tokenizer.vocabulary_size, questions.prompt_width + questions.answer_width)
+    title = f"{settings.algorithm.upper()} on {settings.data.stem}, {settings.workers} workers"
     screen.print(f"starting {settings.workers} worker{'s' * (settings.workers > 1)} ({settings.backend}) ...")
     with (
-        _records(settings) as reports,
+        kept_records(settings.out, title) as records,
         running_roles(settings, model, tokenizer, questions.answer_width) as roles,
     ):
         trainer = Trainer(roles, questions, tokenizer, settings)
-        reports.accuracy_before = trainer.warm_up()
+        records.accuracy_before = trainer.warm_up()
         screen.print(
-            f"warmed up: accuracy {reports.accuracy_before:.3f} "
+            f"warmed up: accuracy {records.accuracy_before:.3f} "
             f"on {len(questions.held_out)} held-out questions"
         )
         start = time.perf_counter()
-        for report in shown(trainer.steps(), settings.steps, reports.accuracy_before, screen):
-            reports.add(report)
+        for report in shown(trainer.steps(), settings.steps, records.accuracy_before, screen):
+            records.add(report)
         seconds = time.perf_counter() - start
         save_checkpoint(settings.out / "checkpoint.pt", model, tokenizer, _weights(roles))
     return {
-        "accuracy_before": reports.accuracy_before,
-        "accuracy_after": reports.steps[-1].accuracy,
+        "accuracy_before": records.accuracy_before,
+        "accuracy_after": records.steps[-1].accuracy,
         "samples_per_s": round(settings.steps * settings.answers_per_step / seconds, 1),
         "out": str(settings.out),
     }
-
-
-@contextmanager
-def _records(settings: Settings) -> Iterator[Records]:
-    title = f"{settings.algorithm.upper()} on {settings.data.stem}, {settings.workers} workers"
-    with (settings.out / "metrics.jsonl").open("w", encoding="utf-8") as file:
-        records = Records(file)
-        try:
-            yield records
-        finally:
-            if records.steps:
-                plot_learning(settings.out / "learning.png", records.steps, records.accuracy_before, title)
 
 
 def _weights(roles: Roles) -> dict[str, Any]:

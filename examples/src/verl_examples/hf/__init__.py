@@ -1,0 +1,1 @@
+"""`verl-grpo`: GRPO and PPO on causal language models of Hugging Face."""

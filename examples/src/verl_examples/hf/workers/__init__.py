@@ -1,0 +1,1 @@
+"""The workers of a run: what happens in each process."""
