@@ -32,7 +32,7 @@ def shown(
             line = _line(report, num_steps, accuracy, 1 / mean(seconds_a_sample))
             bar.update(task, completed=report.step, description=line)
             if measured:
-                bar.console.print(line)
+                bar.console.print(line, soft_wrap=True)
             yield report
 
 

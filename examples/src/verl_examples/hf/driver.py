@@ -123,6 +123,7 @@ class Trainer:
         """Let actor and critic learn from the answers; their numbers are means over all tokens."""
         actor, reference, critic = self.roles.actor, self.roles.reference, self.roles.critic
         lag = step - 1 - batch.meta_info.pop("version")
+        batch = batch.select(non_tensor_batch_keys=[])
         batch.meta_info["step"] = step
         with self._clock("actor"):
             batch.union(actor.compute_log_prob.options(**_BALANCED)(batch))

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList, StopStringCriteria
 
 from verl_examples.hf.jagged import padded, row_mask
 
@@ -23,6 +22,8 @@ class Generator:
     """
 
     def __init__(self, model: Any, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+        from transformers import GenerationConfig
+
         self._model, self._tokenizer, self._stop = model, tokenizer, tuple(stop)
         self.end_tokens = _end_tokens(model, tokenizer)
         model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
@@ -33,6 +34,8 @@ class Generator:
 
         At temperature 0 each token is the likeliest.
         """
+        from transformers import StoppingCriteriaList
+
         device = self._model.device
         ids, visible = padded(prompts, "left").to(device), row_mask(prompts, "left").long().to(device)
         ends = _Ends(self.end_tokens, self._stop, self._tokenizer, ids)
@@ -51,10 +54,12 @@ class Generator:
         return [row[:length] for row, length in zip(answers, ends.lengths.tolist(), strict=True)]
 
 
-class _Ends(StoppingCriteria):
-    """Tells which rows have ended, and counts their tokens until then."""
+class _Ends:
+    """A stopping criterion: tells which rows have ended, and counts their tokens until then."""
 
     def __init__(self, tokens: list[int], strings: Sequence[str], tokenizer: Any, prompts: Tensor) -> None:
+        from transformers import StopStringCriteria
+
         self._tokens = torch.tensor(tokens, device=prompts.device)
         self._strings = StopStringCriteria(tokenizer, list(strings)) if strings else None
         self._ended = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)

@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from verl_examples.hf.jagged import Sequences
-
-transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def load_tokenizer(model: str, trust_remote_code: bool = False) -> Any:
@@ -26,6 +23,7 @@ def load_causal_lm(model: str, dtype: torch.dtype, trust_remote_code: bool = Fal
     """A causal language model, on the CPU."""
     from transformers import AutoModelForCausalLM
 
+    _without_progress_bars()
     return AutoModelForCausalLM.from_pretrained(model, dtype=dtype, trust_remote_code=trust_remote_code)
 
 
@@ -43,6 +41,7 @@ class ValueModel(nn.Module):
         super().__init__()
         from transformers import AutoModel
 
+        _without_progress_bars()
         self.body = AutoModel.from_pretrained(model, dtype=dtype, trust_remote_code=trust_remote_code)
         self.head = nn.Linear(self.body.config.hidden_size, 1, dtype=dtype)
         nn.init.zeros_(self.head.weight)
@@ -61,3 +60,9 @@ def answer_log_probs(model: Any, sequences: Sequences, temperature: float) -> Te
     logits = model(**sequences.for_model(), use_cache=False, logits_to_keep=kept).logits[:, :-1]
     losses = cross_entropy(logits.float().transpose(1, 2) / temperature, sequences.answers, reduction="none")
     return -losses * sequences.mask
+
+
+def _without_progress_bars() -> None:
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]

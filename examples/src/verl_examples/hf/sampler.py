@@ -64,7 +64,8 @@ class Sampler:
             settings.answers_per_question, interleave=True
         )
         self.drawn += count
-        return Draw(prompts, self._roles.rollout.generate.submit(prompts), version)
+        with self._clock("rollout"):
+            return Draw(prompts, self._roles.rollout.generate.submit(prompts), version)
 
     def finish(self, draw: Draw) -> DataProto:
         """A step's answers with their `scores`, (rows,); all groups teach, if dynamic sampling finds enough.

@@ -16,7 +16,7 @@ from verl_examples.hf.jagged import Sequences, unpadded
 from verl_examples.hf.models import answer_log_probs, load_causal_lm, load_tokenizer
 from verl_examples.hf.settings import Settings
 from verl_examples.hf.sharding import whole_weights
-from verl_examples.hf.workers.model_worker import Metrics, TrainedWorker
+from verl_examples.hf.workers.model_worker import SEQUENCES, Metrics, TrainedWorker
 
 
 class ActorWorker(TrainedWorker):
@@ -26,7 +26,7 @@ class ActorWorker(TrainedWorker):
         network = load_causal_lm(settings.model, torch.float32, settings.trust_remote_code)
         super().__init__(network, settings.learning_rate, settings)
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC, reads=SEQUENCES)
     def warm_up(self, batch: DataProto) -> Metrics:
         """Imitate known answers: `prompts` and `responses`, a few times over."""
         optimizer = self.new_optimizer(self.settings.warm_up_learning_rate)
@@ -35,7 +35,9 @@ class ActorWorker(TrainedWorker):
             metrics = self.gradient_step(optimizer, batch, self._imitation_loss)
         return metrics
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, remote=True)
+    @register(
+        dispatch_mode=Dispatch.DP_COMPUTE_PROTO, remote=True, reads=SEQUENCES, writes=("old_log_probs",)
+    )
     @torch.no_grad()
     def compute_log_prob(self, batch: DataProto) -> DataProto:
         """Log-probabilities of the answers under the policy as it is now: `old_log_probs`, jagged."""

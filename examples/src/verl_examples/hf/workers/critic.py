@@ -19,7 +19,7 @@ from verl_examples.algorithms import (
 from verl_examples.hf.jagged import Sequences, padded, row_mask, unpadded
 from verl_examples.hf.models import ValueModel
 from verl_examples.hf.settings import Settings
-from verl_examples.hf.workers.model_worker import Metrics, TrainedWorker
+from verl_examples.hf.workers.model_worker import SEQUENCES, Metrics, TrainedWorker
 
 
 class CriticWorker(TrainedWorker):
@@ -31,13 +31,13 @@ class CriticWorker(TrainedWorker):
         network = ValueModel(settings.model, torch.float32, settings.trust_remote_code)
         super().__init__(network, settings.critic_learning_rate, settings)
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, remote=True)
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, remote=True, reads=SEQUENCES, writes=("values",))
     @torch.no_grad()
     def compute_values(self, batch: DataProto) -> DataProto:
         """The value before each token of the answers: `values`, jagged."""
         return DataProto.concat([self._values_of(sequences) for _, sequences in self.passes(batch)])
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, remote=True)
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, remote=True, writes=("advantages", "returns"))
     def compute_advantages(self, batch: DataProto) -> DataProto:
         """GAE over `scores`, (rows,), less what straying from the reference costs, and `values`.
 
@@ -63,7 +63,7 @@ class CriticWorker(TrainedWorker):
             {"advantages": unpadded(advantages, mask), "returns": unpadded(returns, mask)}
         )
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC, reads=(*SEQUENCES, "returns", "values"))
     def update_critic(self, batch: DataProto) -> Metrics:
         """Learn the `returns`; the metrics of all workers add up to the means."""
         return self.learn(batch, self._value_loss)

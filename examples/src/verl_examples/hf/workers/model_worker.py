@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from verl_protocol import DataProto
 from verl_examples.hf.jagged import Sequences, num_values, padded
 from verl_examples.hf.settings import Settings
 from verl_examples.hf.sharding import shard
+
+SEQUENCES = ("prompts", "responses")
+"""The columns that every pass of a model reads."""
 
 Metrics = dict[str, float]
 LossPerToken = Callable[[DataProto, Sequences], Mapping[str, Tensor]]
@@ -108,13 +112,15 @@ class TrainedWorker(ModelWorker, ABC):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save(self, folder: Path) -> None:
         """Write weights and state of the optimiser: each rank its own shards."""
-        save(self._state(), checkpoint_id=folder, no_dist=self.world_size == 1)
+        with _one_rank_is_no_mistake():
+            save(self._state(), checkpoint_id=folder, no_dist=self.world_size == 1)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load(self, folder: Path) -> None:
         """Take over what `save` wrote, with any number of ranks."""
         state = self._state()
-        load(state, checkpoint_id=folder, no_dist=self.world_size == 1)
+        with _one_rank_is_no_mistake():
+            load(state, checkpoint_id=folder, no_dist=self.world_size == 1)
         set_state_dict(
             self.network, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
@@ -122,3 +128,11 @@ class TrainedWorker(ModelWorker, ABC):
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.network, self.optimizer)
         return {"model": model, "optimizer": optimizer}
+
+
+@contextmanager
+def _one_rank_is_no_mistake() -> Iterator[None]:
+    """torch warns of a checkpoint without a process group, also where none was asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield

@@ -11,7 +11,7 @@ from verl_protocol import DataProto
 from verl_examples.hf.jagged import Sequences, unpadded
 from verl_examples.hf.models import answer_log_probs, load_causal_lm
 from verl_examples.hf.settings import Settings
-from verl_examples.hf.workers.model_worker import ModelWorker
+from verl_examples.hf.workers.model_worker import SEQUENCES, ModelWorker
 
 
 class ReferenceWorker(ModelWorker):
@@ -26,7 +26,7 @@ class ReferenceWorker(ModelWorker):
         """Be the model that lies in a folder."""
         self._load(str(folder))
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, remote=True)
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, remote=True, reads=SEQUENCES, writes=("ref_log_prob",))
     @torch.no_grad()
     def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
         """Log-probabilities of the answers under the frozen policy: `ref_log_prob`, jagged."""

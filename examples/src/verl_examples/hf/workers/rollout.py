@@ -14,6 +14,8 @@ from verl_examples.hf.models import answer_log_probs, load_causal_lm, load_token
 from verl_examples.hf.settings import Settings
 from verl_examples.hf.workers.model_worker import ModelWorker
 
+ANSWERS = ("responses", "rollout_log_probs", "num_tokens", "text")
+
 
 class RolloutWorker(ModelWorker):
     """A whole copy of the model, for answers alone."""
@@ -30,7 +32,7 @@ class RolloutWorker(ModelWorker):
         """Take over the actor's weights."""
         load_weights(self.network, weights)
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, remote=True)
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, remote=True, reads=("prompts",), writes=ANSWERS)
     @torch.no_grad()
     def generate(self, batch: DataProto) -> DataProto:
         """Answer each of the jagged `prompts` once.

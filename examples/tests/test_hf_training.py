@@ -1,0 +1,101 @@
+"""`verl-grpo` in this process: every part of a run, in seconds."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from verl_examples.hf.cli import main
+from verl_examples.hf.models import load_causal_lm, load_tokenizer
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("transformers") is None, reason="needs the extra hf"),
+    # torch warns when a checkpoint is loaded in a process that has seen a sparse tensor, as other tests make.
+    pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants:UserWarning"),
+]
+
+SMALL = (
+    "--backend local --answers-per-step 16 --answers-per-update 8 --answers-per-question 4 "
+    "--answers-per-pass 5 --max-answer-tokens 4 --warm-up-steps 2 --warm-up-questions 6 "
+    "--evaluate-every 2 --checkpoint-every 1"
+)
+
+
+@pytest.fixture
+def small(tiny: Path, few_questions: Path) -> list[str]:
+    """Options of a run that takes a second."""
+    return [*SMALL.split(), "--model", str(tiny), "--data", str(few_questions)]
+
+
+def _metrics(out: Path) -> list[dict[str, Any]]:
+    """What was measured, without how long it took."""
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in record.items() if "_per_s" not in k and "seconds" not in k} for record in records
+    ]
+
+
+def _weights(out: Path) -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = load_causal_lm(str(out / "model"), torch.float32).state_dict()
+    return weights
+
+
+def _same(first: Path, second: Path) -> bool:
+    ours, theirs = _weights(first), _weights(second)
+    return _metrics(first) == _metrics(second) and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_run_leaves_numbers_a_picture_checkpoints_and_a_model(
+    small: list[str], tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*small, "--steps", "3", "--keep-checkpoints", "2", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    [line] = printed.out.splitlines()
+    summary = json.loads(line)
+    assert {"accuracy_before", "accuracy_warmed_up", "accuracy_after", "restarts", "model"} <= set(summary)
+    assert "tokens/s" in printed.err
+    assert "reward" in printed.err
+    records = _metrics(tmp_path)
+    assert [record["step"] for record in records] == [1, 2, 3]
+    assert [record["accuracy"] is None for record in records] == [True, False, False]
+    assert records[0]["kl"] == pytest.approx(0, abs=1e-6), "the first answers come from the reference itself"
+    assert records[0]["off_policy/ratio"] == pytest.approx(1, abs=1e-4)
+    assert {record["off_policy/lag"] for record in records} == {0}
+    assert sorted(file.name for file in (tmp_path / "checkpoints").iterdir()) == [
+        "step-000002",
+        "step-000003",
+    ]
+    assert (tmp_path / "learning.png").read_bytes().startswith(b"\x89PNG")
+    assert load_tokenizer(summary["model"]).eos_token == load_tokenizer(str(tiny)).eos_token
+    before = load_causal_lm(str(tiny), torch.float32).state_dict()
+    assert any(not torch.equal(weight, before[name]) for name, weight in _weights(tmp_path).items())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--algorithm", "ppo", "--answers-per-question", "1"],
+        ["--rollout", "separate", "--rollout-workers", "2", "--one-step-off", "--dynamic-sampling"],
+    ],
+    ids=["grpo", "ppo", "one-step-off"],
+)
+def test_resuming_gives_the_numbers_and_weights_of_an_unbroken_run(
+    small: list[str], tmp_path: Path, options: list[str]
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert main([*small, *options, "--steps", "4", "--out", str(whole)]) == 0
+    assert main([*small, *options, "--steps", "3", "--out", str(broken)]) == 0
+    _end_before(broken, "step-000003")
+    assert main([*small, *options, "--steps", "4", "--out", str(broken), "--resume"]) == 0
+    assert _same(whole, broken)
+
+
+def _end_before(out: Path, checkpoint: str) -> None:
+    """As if the run had been killed before this checkpoint; what was measured after the one before stays."""
+    folder = out / "checkpoints" / checkpoint
+    folder.rename(folder.with_name(f"{checkpoint}.unfinished"))
