@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,10 @@ class Echo(Worker):
     def dp_compute_proto(self, batch: DataProto) -> DataProto:
         return batch
 
+    @register(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
+    def with_func(self, function: Callable[[DataProto], DataProto], batch: DataProto) -> DataProto:
+        return function(batch)
+
     @register(Dispatch.DP_COMPUTE_METRIC)
     def dp_compute_metric(self, batch: DataProto) -> str:
         return "+".join(cells_of(batch))
@@ -62,7 +66,14 @@ def cells_of(value: Any) -> list[str]:
         return [str(row) for row in value.tensor("row").tolist()]
     if isinstance(value, dict):
         return [f"{key}: {entry}" for key, entry in value.items()]
+    if callable(value):
+        return [value.__name__]
     return [str(entry) for entry in value] if isinstance(value, list) else [str(value)]
+
+
+def cells_of_all(values: Iterable[Any]) -> list[str]:
+    """What several arguments are drawn as."""
+    return [words for value in values for words in cells_of(value)]
 
 
 def colour(text: str) -> str:
@@ -107,14 +118,15 @@ def picture(width: float, height: float, parts: Iterable[str]) -> str:
     return "\n".join([*lines, *parts, "</svg>", ""])
 
 
-def call_picture(group: Any, method: str, argument: Any, **options: Any) -> str:
-    """One call: the argument, what each rank gets of it, and the result."""
+def call_picture(group: Any, method: str, *arguments: Any, **options: Any) -> str:
+    """One call: its arguments, what each rank gets of them, and the result."""
     bound = getattr(group, method).options(**options)
-    plan, result = bound.plan(argument), bound(argument)
-    given, answers = cells_of(argument), cells_of(result)
+    plan, result = bound.plan(*arguments), bound(*arguments)
+    given, answers = cells_of_all(arguments), cells_of(result)
     rank_height = max(44, (max(len(given), len(answers)) * (CELL + GAP) + 12) / group.world_size)
     middle = TOP + group.world_size * rank_height / 2
-    parts = [text(IN_X, 20, kind_of(argument)), text(RANK_X, 20, "workers"), text(OUT_X, 20, kind_of(result))]
+    kinds = ", ".join(map(kind_of, arguments))
+    parts = [text(IN_X, 20, kinds), text(RANK_X, 20, "workers"), text(OUT_X, 20, kind_of(result))]
     parts += stack(IN_X, middle, given) + stack(OUT_X, middle, answers)
     calls = {call.rank: call for call in plan.calls}
     for rank in range(group.world_size):
@@ -124,13 +136,13 @@ def call_picture(group: Any, method: str, argument: Any, **options: Any) -> str:
         if rank not in calls:
             continue
         parts.append(arrow(IN_X + 60, middle, RANK_X - 4, y + 18))
-        got = cells_of(calls[rank].args[0])
+        got = cells_of_all(calls[rank].args)
         for place, words in enumerate(got):
             x = RANK_X + 66 + place * (CELL + GAP)
             parts.append(cell(x, y + 6, words, faded=place >= len(got) - calls[rank].pad))
         if rank in plan.fetched_ranks:
             parts.append(arrow(RANK_X + 194, y + 18, OUT_X - 10, middle))
-    return picture(WIDTH, TOP + group.world_size * rank_height + 6, parts)
+    return picture(OUT_X + 70, TOP + group.world_size * rank_height + 6, parts)
 
 
 def kind_of(value: Any) -> str:
@@ -150,6 +162,11 @@ def rows(count: int) -> DataProto:
     return DataProto.from_dict(tensors={"row": torch.arange(count)})
 
 
+def f(batch: DataProto) -> DataProto:
+    """Any function of a batch."""
+    return batch
+
+
 def mode_pictures() -> dict[str, str]:
     """A picture of each mode, and of rows that do not divide."""
     with LocalWorkerGroup(Echo, 4) as group:
@@ -160,6 +177,7 @@ def mode_pictures() -> dict[str, str]:
             "all_to_all": call_picture(group, "all_to_all", list("abcd")),
             "one_to_one": call_picture(group, "one_to_one", {1: "a", 3: "b"}),
             "dp_compute_proto": call_picture(group, "dp_compute_proto", rows(8)),
+            "with_func": call_picture(group, "with_func", f, rows(4)),
             "dp_compute_metric": call_picture(group, "dp_compute_metric", rows(8)),
             "mesh": call_picture(group, "on_mesh", rows(4)),
             "padding": call_picture(group, "dp_compute_proto", rows(6), auto_padding=True),

@@ -180,7 +180,7 @@ def test_the_architecture_names_every_file_in_its_room(package: str) -> None:
 
 def test_every_name_of_the_porting_guide_is_where_it_says() -> None:
     page = (ROOT / "docs/porting.md").read_text()
-    rows = re.findall(r"^\| `verl[\w`., ]*\| `(verl_[\w.]+)` \| (.*) \|$", page, re.MULTILINE)
+    rows = re.findall(r"^- `verl[\w`., ]* → `(verl_[\w.]+)`: (.*)$", page, re.MULTILINE)
     assert len(rows) == 5
     named = [(module, name) for module, names in rows for name in re.findall(r"`(\w+)`", names)]
     assert [each for each in named if not hasattr(importlib.import_module(each[0]), each[1])] == []
