@@ -8,6 +8,7 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = project
 html_copy_source = False
+html_show_copyright = False
 html_theme_options = {
     "source_repository": "https://github.com/single-controller/single-controller",
     "source_branch": "main",
