@@ -145,6 +145,8 @@ def _with_public_names(module: Any) -> Any:
 
 def build(into: Path) -> None:
     """A wheel and an sdist of every package; wheels are built from the sdists, as installers do."""
+    for built_before in into.glob("verl_*"):
+        built_before.unlink()
     _run(UV, "build", "--quiet", "--all-packages", "--out-dir", str(into))
 
 
@@ -154,9 +156,7 @@ def passes(package: Package, among: Sequence[Package], dist: Path, full: bool) -
         place = Path(folder)
         python = str(place / "environment/bin/python")
         _run(UV, "venv", "--quiet", "--no-project", str(place / "environment"))
-        wheels = [str(wheel) for name in sorted(package.needs) for wheel in _wheels(dist, name)]
-        group = f"{ROOT / package.folder}/pyproject.toml:test"
-        _run(UV, "pip", "install", "--quiet", "--python", python, "--group", group, *wheels)
+        _run(UV, "pip", "install", "--quiet", "--python", python, *_requirements(package, dist))
         above = [each.name for each in among if each.name not in package.needs]
         if strangers := {each["name"] for each in _installed(python)} & {*above}:
             raise RuntimeError(f"{package.name} brought {sorted(strangers)}")
@@ -170,8 +170,14 @@ def passes(package: Package, among: Sequence[Package], dist: Path, full: bool) -
         return subprocess.run(command, cwd=place, check=False).returncode == 0
 
 
-def _wheels(dist: Path, name: str) -> list[Path]:
-    return list(dist.glob(f"{name.replace('-', '_')}-*.whl"))
+def _requirements(package: Package, dist: Path) -> list[str]:
+    """What its tests need, with this package and those below it from their wheels."""
+    table = tomllib.loads((ROOT / package.folder / "pyproject.toml").read_text())
+    needed = [Requirement(text) for text in table["dependency-groups"]["test"]]
+    extras = {requirement.name: ",".join(sorted(requirement.extras)) for requirement in needed}
+    wheels = {name: next(dist.glob(f"{name.replace('-', '_')}-*.whl")).resolve() for name in package.needs}
+    others = [str(requirement) for requirement in needed if requirement.name not in wheels]
+    return [*others, *(f"{name}[{extras.get(name, '')}] @ {path.as_uri()}" for name, path in wheels.items())]
 
 
 def _installed(python: str) -> list[dict[str, str]]:
