@@ -7,6 +7,8 @@ exclude_patterns = ["_build"]
 
 html_theme = "furo"
 html_title = project
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 html_copy_source = False
 html_show_copyright = False
 html_theme_options = {
@@ -18,5 +20,6 @@ myst_heading_anchors = 3
 
 # Docstrings put code in single backticks; what has an entry here becomes a link.
 default_role = "py:obj"
-autodoc_default_options = {"members": True, "member-order": "bysource", "show-inheritance": True}
+suppress_warnings = ["ref.python"]  # `.get()` is a method of several classes
+autodoc_default_options = {"members": True, "member-order": "bysource"}
 napoleon_use_ivar = True
