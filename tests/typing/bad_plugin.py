@@ -132,6 +132,9 @@ def every_mode_takes_its_own(
     group.place(batch)  # type: ignore[call-overload]
     group.total("one")  # type: ignore[arg-type]
     group.total([1, 2])  # type: ignore[arg-type]
+    group.count(1)  # type: ignore[arg-type]
+    group.filtered([batch])  # type: ignore[arg-type]
+    group.echo(1)  # type: ignore[arg-type]
     group.same()  # type: ignore[call-arg]
 
 

@@ -161,3 +161,16 @@ def fused_roles(group: LocalWorkerGroup, batch: DataProto) -> Any:
 
 def any_group(group: LocalWorkerGroup, batch: DataProto) -> Any:
     return group.update_actor(batch)
+
+
+def methods_of_any_type(
+    group: LocalWorkerGroup[BiggerTrainer], rollouts: Rollouts
+) -> tuple[list[int], list[int], list[int], Rollouts, Rollouts]:
+    """Only pyright knows these types, and mypy takes them for Any."""
+    return (
+        group.call(Trainer.same, 1),
+        group.on.same(1),
+        group.call(Trainer.echo, [1]),
+        group.call(Trainer.filtered, rollouts),
+        group.on.filtered(rollouts),
+    )

@@ -132,3 +132,11 @@ def fused_roles(roles: dict[str, type]) -> None:
 
 def role_in_process(group: LocalWorkerGroup, batch: DataProto) -> None:
     assert_type(group.role("actor", Trainer).update_actor(batch), DataProto)
+
+
+def methods_of_any_type(group: LocalWorkerGroup[Trainer], rollouts: Rollouts) -> None:
+    assert_type(group.same("a"), list[str])
+    assert_type(group.echo([1]), list[int])
+    assert_type(group.filtered(rollouts), Rollouts)
+    assert_type(group.beside([Trainer(lr=0.1)]), list[int])
+    assert_type(group.count(), int)

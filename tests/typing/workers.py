@@ -18,6 +18,7 @@ from verl_dispatch.typed_modes import Arg, Mode, Ref, Res
 from verl_protocol import DataProto, DataProtoFuture
 
 T = TypeVar("T")
+B = TypeVar("B", bound=DataProto)
 
 
 class Rollouts(DataProto):
@@ -32,6 +33,10 @@ class Options(TypedDict, total=False):
     """Keywords of a method."""
 
     steps: int
+
+
+class Silent(Mode[tuple[()], Res, Ref[Res]]):
+    """No arguments at all."""
 
 
 class Summing(Mode[Arg, Res, Ref[Res]]):
@@ -140,6 +145,14 @@ class Trainer(Worker):
     def seed(self, seed: int, name: str) -> float:
         return 0.0
 
+    @register(dispatch_mode=Dispatch.DP_COMPUTE)
+    def echo(self, value: T) -> T:
+        return value
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE)
+    def beside(self, other: Self) -> int:
+        return 0
+
     @register(dispatch_mode=Dispatch.DP_COMPUTE, blocking=False)
     def seed_later(self, seed: int) -> float:
         return 0.0
@@ -151,6 +164,10 @@ class Trainer(Worker):
         writes={"loss": (torch.float32, ()), "why": object, "steps": None},
     )
     def update_actor(self, batch: DataProto) -> DataProto:
+        return batch
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def filtered(self, batch: B) -> B:
         return batch
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
@@ -228,6 +245,10 @@ class Trainer(Worker):
 
     @register(dispatch_mode=Dispatch["DP_COMPUTE"])
     def looked_up(self, value: int) -> int:
+        return value
+
+    @register(dispatch_mode=cast(Silent, SUM))
+    def count(self, value: int = 0) -> int:
         return value
 
     @register(dispatch_mode=SUM)

@@ -245,11 +245,13 @@ class _GroupCall:
 
 
 def _taken(form: Type, argument: Type, ref: ProperType | None) -> Type:
-    """What is taken for a parameter. `P.args` and `*Ts` have no forms but their own: any argument will do."""
+    """What is taken for a parameter; anything for `P.args` and `*Ts`, which have no forms but their own."""
     if isinstance(argument, ParamSpecType | UnpackType):
         if any(_is(each, ARG) for each in _items(form)):
             return argument
         argument = AnyType(TypeOfAny.special_form)
+    if isinstance(get_proper_type(argument), UninhabitedType):
+        argument = AnyType(TypeOfAny.special_form)  # what mypy makes of `Self`
     # Of a group whose futures are not known, none are taken: Any would be, whatever the parameter.
     return form.accept(_Filled(argument, argument, ref if isinstance(ref, Instance) else UninhabitedType()))
 
@@ -275,7 +277,8 @@ def _per_parameter(takes: ProperType, count: int) -> list[Type]:
         takes = _arguments_as(takes, {PER})[0]
     if not isinstance(takes, TupleType):
         return [takes] * count
-    return [takes.items[min(place, len(takes.items) - 1)] for place in range(count)]
+    items = takes.items or [UninhabitedType()]
+    return [items[min(place, len(items) - 1)] for place in range(count)]
 
 
 def _awaited(answer: Type) -> Type:

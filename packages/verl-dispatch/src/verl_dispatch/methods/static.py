@@ -93,6 +93,10 @@ class NobodyReturnsThis:
     """Only types that pass for anything do: Any, and classes with a base that checkers do not know."""
 
 
+class NobodyTakesThis:
+    """As a parameter fits only what takes anything."""
+
+
 X = TypeVar("X", bound=NobodyReturnsThis)
 
 
@@ -263,6 +267,9 @@ NamedOf: TypeAlias = "Per[T, Any, Callable[P, Any]]"
 
 Later: TypeAlias = "Coroutine[Any, Any, R]"
 
+# To mypy a method with a variable of its own fits any types at once; to pyright it is none of these.
+Echo: TypeAlias = "Callable[Concatenate[NobodyTakesThis, ...], NobodyReturnsThis]"
+
 
 class Optional1(Protocol[R_co]):
     """A method whose first parameter may be left out."""
@@ -295,6 +302,16 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
     def __get__(
         self: Registered[W, Callable[P, R], Mode[Never, Never, Never], Any], obj: None, owner: Any
     ) -> Callable[Concatenate[W, P], R]: ...
+
+    # A method that gives what it gets, of whatever type: mypy would infer that it takes and gives Never.
+    @overload
+    def __get__(self: Listed[W, Echo, AnyOf[P], B], obj: None, owner: Any) -> ListMethod[W, P, Any, B]: ...
+    @overload
+    def __get__(self: Joined[W, Echo, AnyOf[P], B], obj: None, owner: Any) -> BatchMethod[W, P, Any, B]: ...
+    @overload
+    def __get__(
+        self: Registered[W, Echo, Any, B], obj: None, owner: Any
+    ) -> Method[W, ..., Any, Any, Any, B]: ...
 
     # Arguments as they are: the group has the method's own parameters.
     @overload
