@@ -12,6 +12,7 @@ import torch
 from protocol_samples import full_batch, remote, round_trip
 from verl_protocol import DataProto, equal
 from verl_protocol.batch.apart import set_apart
+from verl_protocol.batch.state import Columns
 from verl_protocol.columns import ops
 from verl_protocol.columns.reading import InProcessStore, read, read_all
 from verl_protocol.columns.remote import Piece, RemoteColumn, concat_remote, form_of
@@ -279,3 +280,16 @@ def test_columns_that_do_not_fit_are_named_before_any_is_fetched() -> None:
             ]
         )
     assert store.rounds == []
+
+
+def test_columns_of_one_object_are_fetched_once_though_read_one_by_one() -> None:
+    store = CountingStore()
+    part = {"x": torch.arange(4), "y": torch.arange(4) * 2}
+    ref = store.put(part)
+    columns: dict[str, Any] = {
+        key: RemoteColumn(form_of(part[key]), [Piece(store, ref, key, 4, 32)]) for key in part
+    }
+    half = DataProto(batch=Columns(columns, 4))[2:]
+    half.tensor("x").zero_()
+    assert half.tensor("y").tolist() == [4, 6]
+    assert (store.rounds, part["x"].tolist()) == ([1], [0, 1, 2, 3])

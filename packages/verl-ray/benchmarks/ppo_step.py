@@ -83,7 +83,7 @@ class GroupStep:
             batch.union(call(batch))
         # Chunk by chunk, as the column that is made is all that the driver has to hold.
         parts = [part.tensor("scores")[:, None] - part.tensor("values") for part in batch.chunk(4)]
-        batch.union(DataProto.from_dict({"advantages": torch.cat(parts)}))
+        batch.union(group.put(DataProto.from_dict({"advantages": torch.cat(parts)})))
         losses = [*group.update_critic(batch), *group.update_actor(batch)]
         group.save(1)
         return float(sum(losses))

@@ -18,7 +18,7 @@ __all__ = ["bound", "set_apart", "stored"]
 
 S = TypeVar("S", bound=BatchState)
 
-_HEAVY_BYTES: Final = 4_000_000
+_HEAVY_BYTES: Final = 8_000_000
 """From here on a column lies alone, so that nodes which do not read it need not get it with the others."""
 
 _MOST_ALONE: Final = MOST_OBJECTS - 1

@@ -42,7 +42,7 @@ class BatchColumns(BatchRows):
         tensors = self._held()
         if key not in tensors:
             raise UnknownKeyError([key], TENSOR, tensors)
-        column: torch.Tensor = read(tensors[key], key)
+        column: torch.Tensor = read(tensors[key], key, tensors.values())
         return column
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,15 +36,19 @@ class InProcessStore:
         return [piece.ref.columns for piece in pieces]
 
 
-def read(column: Any, key: str = "a column") -> Any:
-    """The rows of a column, here."""
-    return read_all({key: column})[key]
+def read(column: Any, key: str = "a column", beside: Iterable[Any] = ()) -> Any:
+    """The rows of a column, here; see `read_all`."""
+    return read_all({key: column}, beside)[key]
 
 
-def read_all(columns: Mapping[str, Any]) -> dict[str, Any]:
+def read_all(columns: Mapping[str, Any], beside: Iterable[Any] = ()) -> dict[str, Any]:
     """The rows of all columns, here, with one fetch from each store; no column is read twice.
 
     What is given is private: writes reach neither the store nor another reader.
+
+    Args:
+        columns: what is read.
+        beside: other columns of the batch: those that lie in what is fetched need no fetch of their own.
 
     Raises:
         ColumnsLost: rows that are no longer there.
@@ -56,7 +60,12 @@ def read_all(columns: Mapping[str, Any]) -> dict[str, Any]:
         for key, column in columns.items()
         if isinstance(column, RemoteColumn) and column.fetched is None
     }
-    fetched = _fetch(unread)
+    fetched = _fetch(unread, {ref: found for key in unread for ref, found in columns[key].at_hand.items()})
+    for column in beside:
+        if isinstance(column, RemoteColumn) and all(
+            piece.store is not None and piece.ref in fetched for piece in column.pieces
+        ):
+            column.at_hand = {piece.ref: fetched[piece.ref] for piece in column.pieces}
     for group in _alike(unread):
         for key, column in _assembled(group, fetched).items():
             columns[key].keep(column)
@@ -87,16 +96,17 @@ def _lie_side_by_side(first: RemoteColumn, second: RemoteColumn) -> bool:
     )
 
 
-def _fetch(columns: Mapping[str, RemoteColumn]) -> dict[Any, Mapping[str, Any]]:
-    """What all pieces of these columns lie in, by store and reference."""
+def _fetch(
+    columns: Mapping[str, RemoteColumn], found: dict[Any, Mapping[str, Any]]
+) -> dict[Any, Mapping[str, Any]]:
+    """What all pieces of these columns lie in, by reference; `found` is at hand already."""
     wanted: dict[int, tuple[Store, dict[Any, Piece], dict[str, None]]] = {}
     for key, column in columns.items():
         for piece in column.pieces:
-            if piece.store is not None:
+            if piece.store is not None and piece.ref not in found:
                 _, pieces, keys = wanted.setdefault(id(piece.store), (piece.store, {}, {}))
                 pieces[piece.ref] = piece
                 keys[key] = None
-    found: dict[Any, Mapping[str, Any]] = {}
     for store, pieces, keys in wanted.values():
         values = store.fetch(list(pieces.values()), ", ".join(keys))
         found.update(zip(pieces, values, strict=True))
@@ -148,7 +158,7 @@ class ColumnsOnDemand(dict[str, Any]):
     """A dict of columns that reads a remote one when it is asked for; keys and length read nothing."""
 
     def __getitem__(self, key: str) -> Any:
-        return read(super().__getitem__(key), key)
+        return read(super().__getitem__(key), key, super().values())
 
     # A dict whose iteration is its own is copied through `keys` and `[]`, and not past this class.
     def __iter__(self) -> Iterator[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -99,8 +98,7 @@ class Origin(NamedTuple):
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Some rows of a column under one reference.
 
     Attributes:
@@ -139,14 +137,16 @@ class RemoteColumn:
         form: kind, dtype and shape of the rows.
         pieces: where they lie.
         rows: which of their rows this column has.
+        at_hand: by reference, what has been fetched of its pieces for a column beside it that was read.
     """
 
-    __slots__ = ("_fetched", "_version", "form", "pieces", "rows")
+    __slots__ = ("_fetched", "_version", "at_hand", "form", "pieces", "rows")
 
     def __init__(self, form: ColumnForm, pieces: Iterable[Piece], rows: RowMap | None = None) -> None:
         self.form: ColumnForm = form
         self.pieces: tuple[Piece, ...] = tuple(pieces)
         self.rows: RowMap = range(sum(piece.num_rows for piece in self.pieces)) if rows is None else rows
+        self.at_hand: Mapping[Any, Mapping[str, Any]] = {}
         self._fetched: Any = None
         self._version = -1
 
@@ -189,7 +189,7 @@ class RemoteColumn:
 
     def keep(self, column: Any) -> None:
         """Keep the rows that were read."""
-        self._fetched, self._version = column, _version_of(column)
+        self._fetched, self._version, self.at_hand = column, _version_of(column), {}
 
     def settled(self) -> Any:
         """This column; or its rows as they are now, once somebody has written to what was read."""
@@ -250,11 +250,32 @@ class RemoteColumn:
     def __reduce__(self) -> tuple[Any, ...]:
         if not may_travel():
             raise TypeError("a remote column is pickled by the batch that it belongs to")
-        return RemoteColumn, (self.form, self.pieces, self.rows)
+        kind, dtype, row_shape, device = self.form
+        rows = (
+            (self.rows.start, self.rows.stop, self.rows.step) if isinstance(self.rows, range) else self.rows
+        )
+        # Plain tuples: a message has a dozen pieces a rank, and each object of a class of ours costs
+        # as much as all of them.
+        pieces = [(*piece[:-1], piece.origin and tuple(piece.origin)) for piece in self.pieces]
+        return restored, (kind, dtype, row_shape, device and str(device), pieces, rows)
 
     def __repr__(self) -> str:
         places = f"{len(self.pieces)} piece{'' if len(self.pieces) == 1 else 's'}"
         return f"RemoteColumn({self.form.kind} {self.dtype}{list(self.shape)} in {places})"
+
+
+def restored(
+    kind: str,
+    dtype: Any,
+    row_shape: tuple[int | None, ...],
+    device: str | None,
+    pieces: Iterable[tuple[Any, ...]],
+    rows: Any,
+) -> RemoteColumn:
+    """The column of what its pickle holds."""
+    form = ColumnForm(kind, dtype, row_shape, None if device is None else torch.device(device))
+    made = [Piece(*fields, None if origin is None else Origin(*origin)) for *fields, origin in pieces]
+    return RemoteColumn(form, made, range(*rows) if isinstance(rows, tuple) else rows)
 
 
 def concat_remote(columns: Sequence[Any]) -> RemoteColumn:

@@ -22,6 +22,8 @@ __all__ = ["asking_pickler"]
 _NEVER_REDUCED = frozenset([type, FunctionType, BuiltinFunctionType, MethodType])
 """Types of objects that a pickler asks about often, and of which the encoder knows nothing."""
 
+_OURS = ("verl_protocol.", "verl_dispatch.", "verl_ray.")
+
 
 @cache
 def asking_pickler(base: type[pickle.Pickler]) -> type[pickle.Pickler]:
@@ -39,6 +41,10 @@ def asking_pickler(base: type[pickle.Pickler]) -> type[pickle.Pickler]:
                 reduction = _without_torch(obj) if encoder is None else encoder.reduce(obj)
                 if reduction is not None:
                     return reduction
+            elif (obj.__module__ or "").startswith(_OURS) and "<" not in obj.__qualname__:
+                # By name, as every pickler does it: cloudpickle takes long to come to that, and half of
+                # what a message asks about are functions that read it.
+                return NotImplemented
             return NotImplemented if fallback is None else fallback(self, obj)
 
     return AskingPickler
