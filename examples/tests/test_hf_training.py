@@ -99,3 +99,11 @@ def _end_before(out: Path, checkpoint: str) -> None:
     """As if the run had been killed before this checkpoint; what was measured after the one before stays."""
     folder = out / "checkpoints" / checkpoint
     folder.rename(folder.with_name(f"{checkpoint}.unfinished"))
+
+
+@pytest.mark.slow
+def test_the_policy_learns(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--backend", "local", "--steps", "24", "--evaluate-every", "24"]
+    assert main([*options, "--model", str(tiny), "--out", str(tmp_path)]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["accuracy_after"] > summary["accuracy_warmed_up"] + 0.3

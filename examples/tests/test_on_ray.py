@@ -10,13 +10,14 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from verl_examples.toy.cli import EXIT_INTERRUPTED, main
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(280)]
-PPO, PUBLISHED = "verl_examples.toy.cli", "verl_examples.published"
+PPO, GRPO, PUBLISHED = "verl_examples.toy.cli", "verl_examples.hf.cli", "verl_examples.published"
 MARK = "VERL_EXAMPLES_TEST_RUN"
 
 
@@ -36,16 +37,20 @@ def _untimed(out: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in record.items() if name != "samples_per_s"} for record in records]
 
 
-def _marked(mark: str) -> list[str]:
+def _marked_processes(mark: str) -> dict[int, str]:
     """Command lines of the living processes that a marked program started, itself included."""
-    found = []
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_text().replace("\0", " "))
+                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
         except OSError:  # not ours to read, or gone meanwhile
             continue
     return found
+
+
+def _marked(mark: str) -> list[str]:
+    return list(_marked_processes(mark).values())
 
 
 def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
@@ -105,3 +110,44 @@ def test_published_program_learns() -> None:
     stdout, stderr = run.communicate()
     assert run.returncode == 0, stderr
     assert float(stdout.split()[-1]) > 0.9
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="needs the extra hf")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_shards_with_a_rollout_a_step_ahead_survive_a_killed_worker_and_end_with_ctrl_c(
+    tiny: Path, few_questions: Path, tmp_path: Path
+) -> None:
+    mark, metrics = uuid.uuid4().hex, tmp_path / "metrics.jsonl"
+    where = ["--workers", "2", "--rollout", "separate", "--one-step-off", "--steps", "100000"]
+    often = ["--checkpoint-every", "2", "--evaluate-every", "2", "--max-answer-tokens", "4"]
+    few = ["--answers-per-step", "16", "--answers-per-update", "8", "--answers-per-question", "4"]
+    files = ["--model", str(tiny), "--data", str(few_questions), "--out", str(tmp_path)]
+    run = _start(GRPO, *where, *often, *few, *files, mark=mark)
+
+    def is_past(step: int) -> bool:
+        return run.poll() is not None or len(_lines(metrics)) > step
+
+    assert _wait_until(lambda: is_past(3), seconds=200), "no step within the time"
+    assert run.poll() is None, run.communicate()[1]
+    trained = [pid for pid, command in _marked_processes(mark).items() if "ray::Actor" in command]
+    assert len(trained) == 2, _marked(mark)
+    reached = len(_lines(metrics))
+    os.kill(trained[1], signal.SIGKILL)
+    assert _wait_until(lambda: is_past(reached + 6), seconds=100), "it did not go on"
+
+    run.send_signal(signal.SIGINT)
+    with run:
+        try:
+            stdout, stderr = run.communicate(timeout=60)
+        finally:
+            run.kill()
+    assert run.returncode == EXIT_INTERRUPTED, stderr
+    assert "starting again from the last checkpoint" in stderr
+    assert "stopped; --resume goes on" in stderr
+    assert "Traceback" not in stderr
+    assert not stdout
+    records = _untimed(tmp_path)
+    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
+    assert [record["off_policy/lag"] for record in records] == [0] + [1] * (len(records) - 1)
+    assert list((tmp_path / "checkpoints").glob("step-*/actor/*.distcp"))
+    assert _wait_until(lambda: not _marked(mark), seconds=30), _marked(mark)

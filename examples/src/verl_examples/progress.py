@@ -30,7 +30,7 @@ def shown(
             accuracy = accuracy if report.accuracy is None else report.accuracy
             # Every step has as many samples: the rate of all steps so far, not of the last one.
             line = _line(report, num_steps, accuracy, 1 / mean(seconds_a_sample))
-            bar.update(task, completed=report.step, description=line)
+            bar.update(task, completed=report.step, description=f"{line}{_by_role(report)}")
             if measured:
                 bar.console.print(line, soft_wrap=True)
             yield report
@@ -44,3 +44,11 @@ def _line(report: StepReport, num_steps: int, accuracy: float, samples_per_s: fl
     if (tokens_per_s := report.metrics.get("tokens_per_s")) is not None:
         line += f"  {tokens_per_s:6.0f} tokens/s"
     return line
+
+
+def _by_role(report: StepReport) -> str:
+    """A second line, where the seconds of each role are known."""
+    prefix = "seconds/"
+    spent = {name: value for name, value in report.metrics.items() if name.startswith(prefix)}
+    parts = [f"{name.removeprefix(prefix)} {value:.2f} s" for name, value in spent.items()]
+    return "\n[dim]" + "  ".join(parts) if parts else ""

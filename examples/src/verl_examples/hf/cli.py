@@ -148,6 +148,8 @@ def _add_long_runs(group: argparse._ArgumentGroup) -> None:
     _number(group, "--checkpoint-every", "steps between checkpoints")
     _number(group, "--keep-checkpoints", "how many of the last ones stay")
     _number(group, "--max-restarts", "how often workers that died are started again")
+    group.add_argument("--trace", type=Path, metavar="FILE",
+                       help="write where the time of step 2 went, for https://ui.perfetto.dev")  # fmt: skip
 
 
 def _number(group: argparse._ArgumentGroup, option: str, meaning: str) -> None:

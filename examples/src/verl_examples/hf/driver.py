@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from verl_examples.report import StepReport
 
 # Ranks get as many rows each, which shards need, and about as many tokens.
 _BALANCED: dict[str, Any] = {"balance": "num_tokens", "equal_size": True}
+
+TRACED_STEP = 2
+"""What happens once, such as a first call, is over then."""
 
 
 class Trainer:
@@ -83,8 +86,9 @@ class Trainer:
         for step in range(self.position.step + 1, settings.steps + 1):
             self._seconds = {}
             start = time.perf_counter()
-            batch = self._next_batch(step)
-            metrics = self._learn(batch, step)
+            with self._traced(step):
+                batch = self._next_batch(step)
+                metrics = self._learn(batch, step)
             metrics |= self._speed(batch, time.perf_counter() - start)
             last = step == settings.steps
             measured = last or step % settings.evaluate_every == 0
@@ -101,6 +105,10 @@ class Trainer:
                 samples_per_s=metrics.pop("samples_per_s"),
                 metrics=metrics,
             )
+
+    def _traced(self, step: int) -> AbstractContextManager[Any]:
+        path = self.settings.trace
+        return nullcontext() if path is None or step != TRACED_STEP else self.roles.traced(path)
 
     def _next_batch(self, step: int) -> DataProto:
         """Answers to learn from; with `one_step_off` those for the next step are on their way then."""

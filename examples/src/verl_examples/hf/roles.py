@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from verl_dispatch import ClassWithInitArgs, LocalWorkerGroup, WorkerGroup
@@ -37,6 +38,11 @@ class Roles:
     reference: WorkerGroup[ReferenceWorker, Any] | None
     critic: WorkerGroup[CriticWorker, Any] | None
     groups: tuple[WorkerGroup[Any, Any], ...]
+
+    def traced(self, path: Path) -> AbstractContextManager[Any]:
+        """Writes the calls of all roles inside the block to a file, for https://ui.perfetto.dev."""
+        others = (self.rollout, self.reward, self.reference, self.critic)
+        return self.actor.trace(path, also=[role for role in others if role is not None])
 
     def restart(self) -> None:
         """Start every process anew, with nothing learnt."""

@@ -15,6 +15,7 @@ from verl_examples.hf.errors import SettingsError
 from verl_examples.hf.questions import Questions
 from verl_examples.hf.roles import Roles, running_roles
 from verl_examples.hf.settings import Settings
+from verl_examples.hf.tensorboard import TensorBoard
 from verl_examples.progress import console, shown
 from verl_examples.records import Records, kept_records
 
@@ -81,8 +82,10 @@ class Attempts:
         trainer = Trainer(self._roles, self._questions, self._settings)
         self._begin(trainer, resume)
         accuracy = self._records.accuracy_before = trainer.position.accuracy_warmed_up
+        board = TensorBoard(self._settings.out / "tensorboard", trainer.position.step)
         for report in shown(trainer.steps(), self._settings.steps, accuracy, self._screen):
             self._records.add(report)
+            board.add(report)
             if report.accuracy is not None:
                 self._show_an_answer(trainer)
         return trainer

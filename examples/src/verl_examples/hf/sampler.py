@@ -89,7 +89,9 @@ class Sampler:
         prompts = self._prompts(questions, temperature=0.0)
         batch = self._judged(Draw(prompts, self._roles.rollout.generate.submit(prompts), version=0))
         scores = batch.tensor("scores")
-        return Measured(float(scores.mean()), questions[0], batch.column("text")[0], float(scores[0]))
+        return Measured(
+            float(scores.double().mean()), questions[0], batch.column("text")[0], float(scores[0])
+        )
 
     def _prompts(self, questions: Sequence[Question], temperature: float) -> DataProto:
         prompts = self._roles.rollout.put(prompt_batch(questions))

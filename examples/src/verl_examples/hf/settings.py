@@ -10,8 +10,10 @@ from verl_examples.hf.errors import SettingsError
 from verl_examples.question_file import DEFAULT_FILE
 
 _MAY_CHANGE = {
-    "backend", "checkpoint_every", "keep_checkpoints", "max_restarts", "out", "reward_workers", "steps",
+    "backend", "checkpoint_every", "keep_checkpoints", "max_restarts",
+    "out", "reward_workers", "steps", "trace",
 }  # fmt: skip
+"""What a run may be resumed with otherwise: its numbers do not depend on it."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Settings:
         checkpoint_every: steps between checkpoints.
         keep_checkpoints: how many of the last ones stay.
         max_restarts: how often workers that died are started again.
+        trace: file for the calls of the second step, as https://ui.perfetto.dev shows them.
     """
 
     model: str
@@ -84,6 +87,7 @@ class Settings:
     checkpoint_every: int = 20
     keep_checkpoints: int = 2
     max_restarts: int = 2
+    trace: Path | None = None
 
     def __post_init__(self) -> None:
         at_least_one = (
