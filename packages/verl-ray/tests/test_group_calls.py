@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from verl_dispatch import (
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
+from verl_dispatch.local.replay import RecordedCall
 from verl_protocol import DataProto, DataProtoFuture
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl_ray.calls import stale
@@ -340,6 +342,20 @@ def test_calls_are_timed_by_rank(group: RayWorkerGroup[Echo]) -> None:
     assert record.method == "batch"
     assert {stage.rank for stage in record.stages()} == {None, *range(WORLD)}
     assert record.bytes_in > 0
+
+
+def test_a_recorded_call_runs_again_without_ray(group: RayWorkerGroup[Echo], tmp_path: Path) -> None:
+    with group.record(tmp_path, on="all"):
+        group.batch(rows(4))
+        group.arguments()
+    calls = [RecordedCall.read(path) for path in sorted(tmp_path.iterdir())]
+    answers = []
+    for call in calls:
+        with closing(call):
+            answers.append(call.run())
+    assert [call.facts["method"] for call in calls] == ["arguments"] * WORLD + ["batch"] * WORLD
+    assert answers[0] == group.arguments()[0]
+    assert [len(answer) for answer in answers[WORLD:]] == [1] * WORLD
 
 
 def test_the_bound_method_looks_like_the_workers(group: RayWorkerGroup[Echo]) -> None:

@@ -41,6 +41,32 @@ def check_events(written: Mapping[str, Any]) -> None:
         assert all(end <= begin + 0.01 for (_, end), (begin, _) in pairwise(sorted(spans)))
 
 
+class TestRecords(SharedGroups):
+    """Calls that are written into files where they run."""
+
+    def test_a_call_that_fails_is_written_down_and_the_error_says_where(
+        self, group: Any, tmp_path: Path
+    ) -> None:
+        with group.record(tmp_path / "calls"):
+            group.rows(batch(8))
+            with pytest.raises(WorkerGroupError) as caught:
+                group.raise_on(1)
+        [path] = (tmp_path / "calls").iterdir()
+        assert str(path) in str(caught.value)
+        facts = json.loads(path.read_bytes().partition(b"\n")[0])
+        assert (facts["method"], facts["rank"], facts["world_size"]) == ("raise_on", 1, 4)
+        assert "boom" in facts["error"]
+
+    def test_every_call_is_written_down_on_request_async_ones_too(self, group: Any, tmp_path: Path) -> None:
+        with group.record(tmp_path, on="all"):
+            group.one_to_all_async(1)
+            group.rows.options(blocking=False)(batch(8)).get()
+        group.one_to_all(1)
+        written = [path.name.split("-")[:2] for path in tmp_path.iterdir()]
+        methods = ("one_to_all_async", "rows")
+        assert sorted(written) == [[method, f"rank{rank}"] for method in methods for rank in range(4)]
+
+
 def stages_of(call: Any) -> list[tuple[str, int | None]]:
     return [(stage.name, stage.rank) for stage in call.stages()]
 

@@ -6,7 +6,9 @@ import asyncio
 import difflib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from os import PathLike
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -17,10 +19,11 @@ from typing import (
     SupportsIndex,
     TypeVar,
     cast,
+    get_args,
     overload,
 )
 
-from verl_protocol.errors import InvalidArgumentError
+from verl_protocol.errors import InvalidArgumentError, InvalidValueError
 
 from verl_dispatch.errors import (
     MixedOrderWarning,
@@ -42,6 +45,7 @@ from verl_dispatch.modes import Ref
 from verl_dispatch.planning.mesh import Mesh, mesh_of
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, UNNAMED, CallOptions
 from verl_dispatch.planning.plan import CallPlan, RankCall, all_ranks
+from verl_dispatch.workers.observed import RecordWhen
 from verl_dispatch.workers.roles import bad_roles
 from verl_dispatch.workers.worker import Worker
 
@@ -79,6 +83,7 @@ RESERVED_NAMES = frozenset(
         "name_prefix",
         "on",
         "put",
+        "record",
         "resource_pool",
         "restart",
         "role",
@@ -161,6 +166,10 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
             NotTheOwnerError: this is the view of a role.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot end its workers")
+
+    def _record(self, where: tuple[str, RecordWhen] | None) -> None:
+        """Has every worker record its calls with a `Recorder` for this folder and these calls, or stop."""
+        raise NotImplementedError(f"{type(self).__name__} cannot record calls")
 
     def _roles(self) -> Mapping[str, type]:
         """The class of each role that shares the workers; none where they run one class."""
@@ -286,6 +295,36 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
             ['plan', 'send', 'queue', 'fetch', 'run', 'collect']
         """
         return Trace([self, *also], path)
+
+    def record(self, folder: str | PathLike[str], on: RecordWhen = "error") -> AbstractContextManager[object]:
+        """Has the workers write calls of registered methods into files, each on its own node, until the
+        returned context ends, or the group.
+
+        `python -m verl_dispatch replay FILE --unpickle` builds the worker in one process and runs the call
+        there under pdb. A failure says where its file lies. Every call is pickled before it runs, which
+        costs its time and memory.
+
+        Args:
+            folder: where to write; made where it is missing.
+            on: "error" for the calls that fail, "all" for every call, from before it runs.
+
+        Raises:
+            NotTheOwnerError: this is the view of a role; its group can record all of them.
+            InvalidValueError: another `on`.
+            NotPicklableError: the worker's class, or an argument of its constructor, cannot be pickled.
+        """
+        self._refuse_view("record")
+        if on not in get_args(RecordWhen):
+            raise InvalidValueError(f"on is {on!r}, expected 'error' or 'all'")
+        self._record((str(Path(folder).absolute()), on))
+        recording = ExitStack()
+        recording.callback(self._stop_recording)
+        return recording
+
+    def _stop_recording(self) -> None:
+        # The group may have failed or ended meanwhile.
+        with suppress(WorkerGroupError):
+            self._record(None)
 
     @property
     def _is_traced(self) -> bool:

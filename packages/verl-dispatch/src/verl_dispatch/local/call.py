@@ -24,7 +24,7 @@ from verl_dispatch.local.copies import PrivateFuture
 from verl_dispatch.planning.batches import answered_rows
 from verl_dispatch.planning.plan import CallPlan
 
-__all__ = ["AnswerRows", "LocalCall", "LocalFuture", "LocalLife"]
+__all__ = ["AnswerRows", "LocalCall", "LocalFuture", "LocalLife", "users_frames"]
 
 
 _PACKAGE = os.path.dirname(__file__)
@@ -205,12 +205,13 @@ class AnswerRows:
 
 def failure_of(rank: int, error: BaseException) -> WorkerFailure:
     """What is told about an exception: where it ran, and its traceback from the user's code on."""
-    frames = _users_frames(error.__traceback__)
+    frames = users_frames(error.__traceback__)
     text = "".join(traceback.format_exception(type(error), error, frames))
     return WorkerFailure(rank, socket.gethostname(), os.getpid(), error, text)
 
 
-def _users_frames(frames: TracebackType | None) -> TracebackType | None:
+def users_frames(frames: TracebackType | None) -> TracebackType | None:
+    """The frames of a traceback from the user's code on."""
     first = frames
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         frames = frames.tb_next

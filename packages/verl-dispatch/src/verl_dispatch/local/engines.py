@@ -51,12 +51,8 @@ class TurnEngine:
     """Runs every rank of a call before it returns; while a rank runs, the environment is that of the rank."""
 
     def __init__(self, infos: Sequence[RankInfo]) -> None:
-        self._ranks = [LocalRank(info, _lonely, sets_environment=True) for info in infos]
+        self.ranks: list[LocalRank] = [LocalRank(info, _lonely, sets_environment=True) for info in infos]
         self._environment = RankEnvironment(infos)
-
-    def workers(self) -> list[Any]:
-        """The users' objects, in rank order."""
-        return [rank.worker for rank in self._ranks]
 
     def start(self, call: LocalCall, run: Run) -> None:
         """Have every rank of the plan run its part, to the end."""
@@ -67,7 +63,7 @@ class TurnEngine:
                 show(each.rank)
                 started = clock()
                 try:
-                    value = run(self._ranks[each.rank], each)
+                    value = run(self.ranks[each.rank], each)
                 except _FAILURES as error:
                     call.failed(each.rank, error)
                     continue
@@ -81,7 +77,7 @@ class TurnEngine:
 
     def close(self, reason: str) -> None:
         """Drop the workers."""
-        for rank in self._ranks:
+        for rank in self.ranks:
             rank.close()
 
 
@@ -148,9 +144,10 @@ class ThreadEngine:
         self._lock = threading.Lock()
         self._closed: str | None = None
 
-    def workers(self) -> list[Any]:
-        """The users' objects, in rank order."""
-        return [thread.rank.worker for thread in self._threads]
+    @property
+    def ranks(self) -> list[LocalRank]:
+        """The ranks, in order."""
+        return [thread.rank for thread in self._threads]
 
     def start(self, call: LocalCall, run: Run) -> None:
         """Have every rank of the plan run its part, after what it was given before."""

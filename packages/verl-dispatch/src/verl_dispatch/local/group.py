@@ -19,6 +19,7 @@ from verl_dispatch.local.engines import LocalRank, ReadOnlyCopies, ThreadEngine,
 from verl_dispatch.methods.static import GroupWorker
 from verl_dispatch.planning.options import CallOptions
 from verl_dispatch.planning.plan import CallPlan, RankCall
+from verl_dispatch.workers.observed import Recorder, RecordWhen, pickled
 from verl_dispatch.workers.rank import RankInfo, free_port
 from verl_dispatch.workers.roles import roles_of
 
@@ -172,6 +173,10 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         self._state.run(call, self._role)
         return call
 
+    def _record(self, where: tuple[str, RecordWhen] | None) -> None:
+        self._check_usable("record")
+        self._state.record(where)
+
     def _store(self) -> Store:
         return SnapshotStore()
 
@@ -315,6 +320,7 @@ class LocalState:
         self.build_s: list[float] = []
         self._turn = threading.RLock()
         self.closed: bool = False
+        self._recording: tuple[str, RecordWhen] | None = None
         self._engine: TurnEngine | ThreadEngine
         self._finalizer: weakref.finalize[..., Any]
 
@@ -326,7 +332,7 @@ class LocalState:
     @property
     def workers(self) -> list[Any]:
         """The users' objects, in rank order."""
-        return self._engine.workers()
+        return [rank.worker for rank in self._engine.ranks]
 
     def build(self) -> None:
         """Make the workers of this generation.
@@ -348,6 +354,14 @@ class LocalState:
             self.close()
             raise
         self.build_s = [call.seconds[rank] for rank in range(self.world_size)]
+        self.record(self._recording)
+
+    def record(self, where: tuple[str, RecordWhen] | None) -> None:
+        """Have the ranks of this generation, and of those to come, record their calls, or stop."""
+        self._recording = where
+        made_from = b"" if where is None else pickled((self.cls, self.args, self.kwargs), self.cls)
+        for rank in self._engine.ranks:
+            rank.recorder = None if where is None else Recorder(*where, made_from, rank.info)
 
     def _construction(self) -> CallPlan:
         calls = tuple([RankCall(rank, self.args, self.kwargs) for rank in range(self.world_size)])

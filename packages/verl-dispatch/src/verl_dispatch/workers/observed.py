@@ -17,11 +17,21 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from verl_dispatch.errors import NotPicklableError
 from verl_dispatch.methods.decorator import MAGIC_ATTR, register_options
 from verl_dispatch.planning.parts import resolve_parts, resolve_parts_async, trim_answer
 from verl_dispatch.workers.rank import RankInfo
 
-__all__ = ["FORMAT", "Observation", "RecordWhen", "Recorder", "Stamps", "random_states", "set_random_states"]
+__all__ = [
+    "FORMAT",
+    "Observation",
+    "RecordWhen",
+    "Recorder",
+    "Stamps",
+    "pickled",
+    "random_states",
+    "set_random_states",
+]
 
 
 RecordWhen: TypeAlias = Literal["error", "all"]
@@ -73,7 +83,7 @@ class Observation:
             @wraps(function)
             async def run_async(*args: Any, **kwargs: Any) -> Any:
                 args, kwargs, trim = await resolve_parts_async(args, kwargs, materialize)
-                with self._running(recorder, function.__name__, args, kwargs):
+                with self._running(recorder, function, args, kwargs):
                     answer = await function(*args, **kwargs)
                 return trim_answer(answer, trim)
 
@@ -82,7 +92,7 @@ class Observation:
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             args, kwargs, trim = resolve_parts(args, kwargs, materialize)
-            with self._running(recorder, function.__name__, args, kwargs):
+            with self._running(recorder, function, args, kwargs):
                 answer = function(*args, **kwargs)
             return trim_answer(answer, trim)
 
@@ -90,9 +100,13 @@ class Observation:
 
     @contextmanager
     def _running(
-        self, recorder: Recorder | None, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        recorder: Recorder | None,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
     ) -> Iterator[None]:
-        draft = None if recorder is None else recorder.draft(method, self._role, args, kwargs)
+        draft = None if recorder is None else recorder.draft(function, self._role, args, kwargs)
         self._fetched = time.time()
         try:
             yield
@@ -105,6 +119,19 @@ class Observation:
 
 
 # --- A call in a file, from which `python -m verl_dispatch replay` runs it again ----------------------------
+
+
+def pickled(made_from: Any, cls: type, dumps: Callable[[Any], bytes] = pickle.dumps) -> bytes:
+    """The bytes of a worker's class and its constructor's arguments.
+
+    Raises:
+        NotPicklableError: they cannot be pickled.
+    """
+    try:
+        return dumps(made_from)
+    except Exception as error:
+        what = f"{cls.__qualname__}, or an argument of its constructor, which record writes down,"
+        raise NotPicklableError(what, str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +152,30 @@ class Recorder:
     rank_info: RankInfo
     dumps: Callable[[Any], bytes] = pickle.dumps
 
-    def draft(self, method: str, role: str | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Draft:
+    def draft(
+        self,
+        function: Callable[..., Any],
+        role: str | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Draft:
         """The call as it is now: the method may change its arguments."""
-        name = f"{method}-rank{self.rank_info.rank}-{os.getpid()}-{time.time_ns()}.call"
+        method, info = function.__name__, self.rank_info
+        name = f"{method}-rank{info.rank}-{os.getpid()}-{time.time_ns()}.call"
         facts: dict[str, Any] = {
             "format": FORMAT,
+            "call": function.__qualname__,
             "method": method,
             "role": role,
+            "rank": info.rank,
+            "world_size": info.world_size,
             "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "main": getattr(sys.modules["__main__"], "__file__", None),
         }
-        facts |= {"pid": os.getpid(), "rank": self.rank_info.rank, "world_size": self.rank_info.world_size}
         try:
             call = self.dumps((args, dict(kwargs), random_states()))
-            made_from: Any = (self.made_from, self.rank_info, call)
-            draft = Draft(Path(self.folder).absolute() / name, facts, pickle.dumps(made_from))
+            draft = Draft(Path(self.folder) / name, facts, pickle.dumps((self.made_from, info, call)))
         except Exception as error:
             return Draft(None, facts, b"", f"an argument cannot be pickled: {error}")
         if self.on == "all":

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self, SupportsIndex, TypeVar, overload
 
+from ray import cloudpickle
 from verl_dispatch.errors import CallTimeout, WorkerGroupError
 from verl_dispatch.groups.group import WorkerGroup
 from verl_dispatch.methods.static import GroupWorker
 from verl_dispatch.planning.options import CallOptions, Labels
 from verl_dispatch.planning.plan import CallPlan, unpicklable
+from verl_dispatch.workers.observed import RecordWhen, pickled
 from verl_dispatch.workers.roles import roles_of
 from verl_protocol.arguments import flag, seconds
 from verl_protocol.errors import InvalidTypeError
@@ -108,6 +110,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
     _executor: Executor
     _known_generation: int
     _on_restart: Callable[[Any], object] | None
+    _recording: tuple[str, RecordWhen] | None = None
 
     def __init__(
         self,
@@ -207,6 +210,14 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
             if (named := unpicklable(labels, plan.calls, check_picklable)) is not None:
                 raise named from None
             raise
+
+    def _record(self, where: tuple[str, RecordWhen] | None) -> None:
+        dumps: Any = cloudpickle.dumps  # pyright: ignore[reportPrivateImportUsage]
+        template = self._template
+        made_from = (template.user_class, template.args, template.kwargs)
+        told = b"" if where is None else pickled(made_from, template.user_class, dumps)
+        self.execute_all_sync("_verl_record", where, told)
+        self._recording = where
 
     def _check_usable(self, method: str) -> None:
         self._worker_set.check_usable(method)
@@ -371,6 +382,8 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         self._refuse_view("restart")
         self._worker_set.restart()
         self.forget_meshes()
+        if self._recording is not None:
+            self._record(self._recording)
         if self._on_restart is not None:
             try:
                 self._on_restart(self)

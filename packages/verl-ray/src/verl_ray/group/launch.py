@@ -38,8 +38,8 @@ _log = logging.getLogger("verl_ray")
 
 _START = "__init__"
 _LOOK_S = 2.0
-_FIRST_LOG_S = 10.0
-_NEXT_LOG_S = 30.0
+_SAID_AFTER_S = 10.0
+_WARNED_AFTER_S = 150.0
 # A worker that hangs delays the end by so much, if its class has a clean-up.
 _CLEAN_UP_S = 5.0
 _GONE_S = 5.0
@@ -112,8 +112,8 @@ def launch(spec: LaunchSpec, number: int) -> Launched:
     names = spec.names_of(number)
     handles: list[Any] = []
     try:
-        for options, name in zip(spec.options, names, strict=True):
-            handles.append(_start_actor(spec, options, name))
+        for rank, (options, name) in enumerate(zip(spec.options, names, strict=True)):
+            handles.append(_start_actor(spec, options, name, rank))
         meeting = handles[0]._verl_open_rendezvous.remote(spec.rendezvous)
         set_ups = _send_set_ups(spec, handles, meeting)
     except BaseException:
@@ -122,9 +122,10 @@ def launch(spec: LaunchSpec, number: int) -> Launched:
     return Launched(tuple(handles), names, meeting, set_ups, requested_at, deadline)
 
 
-def _start_actor(spec: LaunchSpec, options: Mapping[str, Any], name: str) -> Any:
+def _start_actor(spec: LaunchSpec, options: Mapping[str, Any], name: str, rank: int) -> Any:
+    label = f"{spec.group} {spec.template.user_class.__name__} rank {rank}"
     try:
-        return spec.template.remote({**options, "name": name})
+        return spec.template.remote({**options, "name": name}, label)
     except ActorAlreadyExistsError:
         raise NameTakenError(
             f"group {spec.group!r} cannot start a worker named {name!r}: one of that name lives already; "
@@ -162,8 +163,12 @@ def await_start(spec: LaunchSpec, launched: Launched) -> Started:
 
 
 def _reports(spec: LaunchSpec, launched: Launched) -> list[WorkerReport]:
-    """What all workers say, while the cluster is looked at from time to time and a long wait is logged."""
-    next_log = _FIRST_LOG_S
+    """What all workers say, while the cluster is looked at from time to time.
+
+    A long wait is logged twice: as news, and as a warning where half of the time allowed is over.
+    """
+    warned_after = min(_WARNED_AFTER_S, spec.timeout_s / 2)
+    notices = [(min(_SAID_AFTER_S, warned_after), logging.INFO), (warned_after, logging.WARNING)]
     parts = [AnswerPart(ref, rank) for rank, ref in enumerate(launched.set_ups)]
     arriving = PartsArriving(parts)
     while True:
@@ -177,9 +182,9 @@ def _reports(spec: LaunchSpec, launched: Launched) -> list[WorkerReport]:
         if lost := spec.lost_nodes():
             raise NodeLost(spec.group, _START, lost)
         waited = time.time() - launched.requested_at
-        if waited >= next_log:
-            _log.warning("group %r: after %.0f s %s", spec.group, waited, _still_missing(launched))
-            next_log = waited + _NEXT_LOG_S
+        while notices and waited >= notices[0][0]:
+            _, level = notices.pop(0)
+            _log.log(level, "group %r: after %.0f s %s", spec.group, waited, _still_missing(launched))
 
 
 def _still_missing(launched: Launched) -> str:

@@ -266,9 +266,14 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
         specs = (self.user_class.role_specs,) if issubclass(self.user_class, ColocatedWorker) else ()
         return (*specs, *self.args), dict(self.kwargs)
 
-    def remote(self, options: Mapping[str, Any]) -> Any:
-        """Start one actor with these options and return its handle at once."""
-        return self.actor_class().options(**options).remote()
+    def remote(self, options: Mapping[str, Any], label: str = "") -> Any:
+        """Start one actor with these options and return its handle at once.
+
+        Args:
+            options: for the actor.
+            label: what Ray puts before the lines that it prints.
+        """
+        return self.actor_class().options(**options).remote(label)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_actor_classes": {}}

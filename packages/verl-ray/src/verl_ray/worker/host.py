@@ -24,8 +24,9 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import ray
+from ray import cloudpickle
 from ray.exceptions import TaskCancelledError
-from verl_dispatch.workers.observed import Observation, Recorder
+from verl_dispatch.workers.observed import Observation, Recorder, RecordWhen
 from verl_dispatch.workers.rank import RankInfo
 from verl_dispatch.workers.roles import ColocatedWorker
 from verl_dispatch.workers.site import building
@@ -136,6 +137,7 @@ class Host:
     _verl_report: WorkerReport
     _verl_held: HeldRendezvous
     _verl_born_at: float
+    _verl_label: str
     _verl_inside = False
     _verl_recorder: Recorder | None = None
 
@@ -147,9 +149,19 @@ class Host:
             # A class built on dict, list or the like makes its own empty objects.
             return cls._verl_user_class.__new__(cls)  # type: ignore[call-overload]
 
-    def __init__(self) -> None:
+    def __init__(self, label: str = "") -> None:
         """Only wait: who this worker is comes with the set-up call."""
         self._verl_born_at = time.time()
+        self._verl_label = label
+
+    def __repr__(self) -> str:
+        """What the user's class says, once it is there; before, the label.
+
+        Ray asks when the actor is there, and marks with it every line that the worker prints.
+        """
+        own: Any = self._verl_user_class.__repr__
+        is_set_up = "_verl_report" in vars(self)
+        return str(own(self)) if is_set_up and own is not object.__repr__ else self._verl_label
 
     @cached_property
     def _verl_loop(self) -> MethodLoop:
@@ -184,6 +196,12 @@ class Host:
             _construct(self, args, kwargs)
         self._verl_report = _report(info, self._verl_born_at, time.perf_counter() - started_at)
         return self._verl_report
+
+    def _verl_record(self, where: tuple[str, RecordWhen] | None, made_from: bytes) -> None:
+        """Record calls into a folder of this node, or stop."""
+        dumps: Any = cloudpickle.dumps  # pyright: ignore[reportPrivateImportUsage]
+        info = self._verl_report.rank_info
+        self._verl_recorder = None if where is None else Recorder(*where, made_from, info, dumps)
 
     def _verl_identity(self) -> WorkerReport:
         """Who this worker is, for a driver that attaches to it."""

@@ -1,0 +1,199 @@
+"""`python -m verl_dispatch replay`: one rank's recorded call, run again in this process under pdb."""
+
+from __future__ import annotations
+
+import argparse
+import bdb
+import inspect
+import io
+import json
+import os
+import pdb
+import pickle
+import runpy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cache, cached_property, partial, reduce
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from verl_protocol.errors import InvalidValueError
+
+from verl_dispatch.local.call import users_frames
+from verl_dispatch.local.engines import LocalRank
+from verl_dispatch.planning.plan import RankCall
+from verl_dispatch.workers.collectives import LonelyProcessGroup
+from verl_dispatch.workers.observed import FORMAT, set_random_states
+from verl_dispatch.workers.rank import RankInfo
+
+__all__ = ["RecordedCall", "main"]
+
+
+_REASON = "a replay runs one rank alone; what the other ranks would give was not recorded"
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """What a file that `group.record` had written says; nothing of it is unpickled before `rank`.
+
+    Attributes:
+        facts: what can be read without unpickling.
+        data: the rest.
+    """
+
+    facts: Mapping[str, Any]
+    data: bytes
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> RecordedCall:
+        """The call in a file.
+
+        Raises:
+            InvalidValueError: it is no such file.
+            OSError: it cannot be read.
+        """
+        head, _, data = Path(path).read_bytes().partition(b"\n")
+        try:
+            facts = json.loads(head)
+            known = facts["format"] == FORMAT
+        except (ValueError, TypeError, KeyError):
+            known = False
+        if not known:
+            raise InvalidValueError(f"{path} is no recorded call, expected a file written by group.record")
+        return cls(facts, data)
+
+    def __str__(self) -> str:
+        facts = self.facts
+        ended = f", which failed with {facts['error']}" if facts["error"] else ""
+        where = f"recorded on node {facts['host']}, pid {facts['pid']}"
+        return f"{facts['call']} on rank {facts['rank']} of {facts['world_size']}, {where}{ended}"
+
+    @cached_property
+    def opened(self) -> tuple[Any, RankInfo, Any]:
+        """What the worker is made from, who it is, and what its method gets; all unpickled."""
+        loads = partial(_loads, main=self.facts["main"])
+        made_from, info, call = loads(self.data)
+        return loads(made_from), info, loads(call)
+
+    @cached_property
+    def rank(self) -> LocalRank:
+        """The rank with a worker that was made anew; what earlier calls left in the worker is not there."""
+        (cls, args, kwargs), info, _ = self.opened
+        os.environ.update(info.environment())
+        rank = LocalRank(
+            info, lambda info: LonelyProcessGroup(info.rank, info.world_size, _REASON), sets_environment=True
+        )
+        rank.build(cls, args, kwargs)
+        return rank
+
+    def run(self) -> Any:
+        """Runs the call, with the random generators as they were, and gives its answer."""
+        rank, (args, kwargs, states) = self.rank, self.opened[2]
+        set_random_states(states)
+        return rank.run(
+            self.facts["method"], RankCall(rank.info.rank, args, kwargs), self.facts["role"], None
+        )
+
+    def close(self) -> None:
+        """Drop the worker."""
+        if "rank" in vars(self):
+            self.rank.close()
+
+    def first_line(self) -> tuple[str, int]:
+        """File and line of the first statement of the user's method."""
+        function: Any = inspect.unwrap(self.rank._method(self.facts["method"], self.facts["role"]))
+        code = function.__code__
+        lines = [line for *_, line in code.co_lines() if line is not None and line > code.co_firstlineno]
+        return code.co_filename, min(lines, default=code.co_firstlineno)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds what the recording program itself defined, by running its file as `multiprocessing` does."""
+
+    def __init__(self, data: bytes, main: str | None) -> None:
+        super().__init__(io.BytesIO(data))
+        self._main = main
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        if module != "__main__" or self._main is None:
+            return super().find_class(module, name)
+        return reduce(getattr, name.split("."), _program(self._main))
+
+
+def _loads(data: bytes, main: str | None) -> Any:
+    return _Unpickler(data, main).load()
+
+
+@cache
+def _program(path: str) -> Any:
+    """The module of a program, whose part under `if __name__ == "__main__"` does not run."""
+    made = ModuleType("__recorded__")
+    made.__dict__.update(runpy.run_path(path, run_name=made.__name__))
+    sys.modules[made.__name__] = made
+    return made
+
+
+# --- the command line -------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns 1 where the call failed, 2 where it was not run."""
+    options = _parser().parse_args(arguments)
+    try:
+        call = RecordedCall.read(options.file)
+    except (OSError, ValueError) as error:
+        _say(str(error))
+        return 2
+    _say(str(call))
+    if not options.unpickle:
+        _say("Running it unpickles the file, which can run any code: pass --unpickle if you trust it.")
+        return 2
+    try:
+        _ = call.opened
+    except Exception as error:
+        _say(f"It cannot be unpickled here: {type(error).__name__}: {error}")
+        return 2
+    run = partial(_stepped, call) if options.trace else call.run
+    with closing(call):
+        return _post_mortem(run)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m verl_dispatch", description="Calls on worker groups.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    replay = commands.add_parser("replay", help="run a recorded call again in this process")
+    replay.add_argument("file", help="a file that group.record has written")
+    replay.add_argument("--unpickle", action="store_true", help="unpickle the file, which can run any code")
+    how = replay.add_mutually_exclusive_group()
+    how.add_argument("--pdb", action="store_true", help="pdb where the call fails; the default")
+    how.add_argument("--trace", action="store_true", help="pdb from the first line of the method on")
+    return parser
+
+
+def _post_mortem(run: Callable[[], Any]) -> int:
+    try:
+        answer = run()
+    except bdb.BdbQuit:
+        return 1
+    except Exception as error:
+        _say(f"{type(error).__name__}: {error}")
+        pdb.post_mortem(users_frames(error.__traceback__))
+        return 1
+    _say(f"the call returned {answer!r}")
+    return 0
+
+
+def _stepped(call: RecordedCall) -> Any:
+    debugger = pdb.Pdb()
+    # There is no line to stop at where the source is not at hand: then pdb starts before the call.
+    if debugger.set_break(*call.first_line(), temporary=True) is None:
+        debugger.rcLines.append("continue")
+    return debugger.runcall(call.run)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,212 @@
+"""A call that was recorded on one rank runs again in another process, under pdb."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from verl_dispatch import Dispatch, LocalWorkerGroup, Worker, WorkerGroupError, register
+from verl_dispatch.errors import NotPicklableError, NotTheOwnerError
+from verl_dispatch.local.replay import RecordedCall, main
+from verl_dispatch.workers.roles import create_colocated_worker_raw_cls
+from verl_protocol import DataProto
+
+
+class Scorer(Worker):
+    def __init__(self, scale: float = 2.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def score(self, batch: DataProto, *, limit: int = 3) -> DataProto:
+        x = batch.tensor("x")
+        if x.shape[0] > limit or self.rank == 1:
+            batch.batch["x"] = x * 0
+            raise ValueError(f"rank {self.rank} got {tuple(x.shape)}")
+        return DataProto.from_dict({"y": x * self.scale})
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def draw(self) -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(1))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def keep(self, value: Any) -> int:
+        raise KeyError("kept")
+
+
+@pytest.fixture(params=[False, True], ids=["turns", "threads"])
+def group(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with LocalWorkerGroup(Scorer, 2, scale=3.0, concurrent=request.param) as made:
+        yield made
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def failed_call(group: Any, folder: Path) -> tuple[Path, WorkerGroupError]:
+    with group.record(folder), pytest.raises(WorkerGroupError) as caught:
+        group.score(DataProto.from_dict({"x": torch.ones(4, 5)}))
+    [path] = files(folder)
+    return path, caught.value
+
+
+def test_a_failure_says_where_its_call_lies(group: Any, tmp_path: Path) -> None:
+    path, error = failed_call(group, tmp_path / "calls")
+    assert f"python -m verl_dispatch replay {path} --unpickle" in str(error)
+    assert path.name.startswith("score-rank1-")
+    facts = RecordedCall.read(path).facts
+    assert (facts["call"], facts["rank"], facts["world_size"]) == ("Scorer.score", 1, 2)
+    assert facts["error"] == "ValueError: rank 1 got (2, 5)"
+
+
+def test_a_call_runs_again_as_it_was_before_its_method_changed_anything(group: Any, tmp_path: Path) -> None:
+    path, _ = failed_call(group, tmp_path)
+    with closing(RecordedCall.read(path)) as call:
+        with pytest.raises(ValueError, match=r"rank 1 got \(2, 5\)"):
+            call.run()
+        (batch,), named = call.opened[2][:2]
+        assert (batch.tensor("x").sum(), named, call.rank.worker.scale) == (10, {}, 3.0)
+
+
+def test_every_call_is_kept_on_request_with_its_random_state(group: Any, tmp_path: Path) -> None:
+    with group.record(tmp_path, on="all"):
+        drawn = group.draw()
+    group.draw()
+    assert sorted(RecordedCall.read(path).facts["rank"] for path in files(tmp_path)) == [0, 1]
+    for path in files(tmp_path):
+        with closing(RecordedCall.read(path)) as call:
+            assert call.run() in drawn
+
+
+def test_nothing_is_written_where_nothing_fails_or_the_recording_has_ended(
+    group: Any, tmp_path: Path
+) -> None:
+    with group.record(tmp_path):
+        group.draw()
+    with pytest.raises(WorkerGroupError):
+        group.keep(1)
+    assert files(tmp_path) == []
+
+
+def test_recording_goes_on_after_a_restart(group: Any, tmp_path: Path) -> None:
+    with group.record(tmp_path):
+        group.restart()
+        with pytest.raises(WorkerGroupError):
+            group.keep(1)
+    assert len(files(tmp_path)) == 2
+
+
+def test_what_cannot_be_written_is_said_beside_the_failure(group: Any, tmp_path: Path) -> None:
+    with group.record(tmp_path), pytest.raises(WorkerGroupError, match="kept") as caught:
+        group.keep(lambda: 0)
+    assert "could not be recorded: an argument cannot be pickled" in str(caught.value)
+    file = tmp_path / "file"
+    file.write_text("")
+    with group.record(file / "under"), pytest.raises(WorkerGroupError, match="could not be recorded"):
+        group.keep(1)
+
+
+def test_what_cannot_be_recorded_is_refused(group: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'error' or 'all'"):
+        group.record(tmp_path, on="never")
+    unknown: Any = Scorer
+    with (
+        LocalWorkerGroup(unknown, 1, lambda: 0) as odd,
+        pytest.raises(NotPicklableError, match=r"Scorer, or an argument of its constructor"),
+    ):
+        odd.record(tmp_path)
+    roles = LocalWorkerGroup(create_colocated_worker_raw_cls({"a": Scorer}), 1)
+    with roles, pytest.raises(NotTheOwnerError, match="record"):
+        roles.role("a").record(tmp_path)
+
+
+# --- the command line -------------------------------------------------------------------------------------
+
+
+def test_a_file_is_unpickled_only_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return pytest.fail, ("it was unpickled",)
+
+    facts = {"format": "verl-dispatch call 1", "call": "Scorer.score", "rank": 0, "world_size": 1}
+    facts |= {"host": "there", "pid": 1, "error": None, "method": "score", "role": None, "main": None}
+    path = tmp_path / "trap.call"
+    path.write_bytes(json.dumps(facts).encode() + b"\n" + pickle.dumps(Trap()))
+    assert main(["replay", str(path)]) == 2
+    assert "Scorer.score on rank 0 of 1, recorded on node there" in (said := capsys.readouterr().out)
+    assert "--unpickle" in said
+
+
+@pytest.mark.parametrize("content", [b"", b"{}\n", b"[1]\n", b"\x80\x05"])
+def test_another_file_is_named_as_such(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    assert main(["replay", str(path), "--unpickle"]) == 2
+    assert main(["replay", str(tmp_path / "missing")]) == 2
+    said = capsys.readouterr().out
+    assert "is no recorded call" in said
+    assert "No such file" in said
+
+
+PROGRAM = """
+import torch
+from verl_dispatch import Dispatch, LocalWorkerGroup, Worker, WorkerGroupError, register
+
+class Adder(Worker):
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def add(self, one, other):
+        total = one + other
+        return total
+
+if __name__ == "__main__":
+    with LocalWorkerGroup(Adder, 2) as group, group.record("calls", on="all"):
+        group.add(torch.ones(2), torch.ones(2))
+        try:
+            group.add(torch.ones(2), torch.ones(3))
+        except WorkerGroupError:
+            pass
+"""
+
+
+def replayed(path: Path, *options: str, commands: str = "") -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "verl_dispatch", "replay", str(path), "--unpickle", *options],
+        input=commands,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def test_a_class_of_the_program_itself_is_found_and_pdb_stops_where_it_failed(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    subprocess.run([sys.executable, str(program)], cwd=tmp_path, check=True, timeout=120)
+    calls = {bool(RecordedCall.read(path).facts["error"]): path for path in files(tmp_path / "calls")}
+    assert len(files(tmp_path / "calls")) == 4
+    code, said = replayed(calls[False])
+    assert (code, said.splitlines()[-1]) == (0, "the call returned tensor([2., 2.])")
+    code, said = replayed(calls[True], commands="p other.shape\nq\n")
+    assert code == 1
+    assert "-> total = one + other" in said
+    assert "torch.Size([3])" in said
+    code, said = replayed(calls[False], "--trace", commands="p one\nn\np total\nc\n")
+    assert code == 0
+    assert "-> total = one + other" in said
+    assert "(Pdb) tensor([2., 2.])" in said
