@@ -23,7 +23,9 @@ from verl_protocol import DataProtoFuture
 from verl_protocol.futures.parts import Deadline
 
 from verl_dispatch.errors import CallTimeout, NotPicklableError
+from verl_dispatch.groups.progress import Progress
 from verl_dispatch.groups.trace import TracedCall
+from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions
 from verl_dispatch.planning.plan import CallPlan
 from verl_dispatch.workers.observed import Stamps
 
@@ -160,10 +162,10 @@ class Call(Arrivals):
     Args:
         plan: what was sent.
         group: name of the group, for messages.
-        timeout_s: seconds from sending until the call gives up; None sets no limit.
+        options: those of the call: when it gives up, and whether its progress is shown.
 
     Attributes:
-        deadline: what is left of them.
+        deadline: what is left of the time that the call has.
         grace_s: seconds that other ranks get to answer after a first one failed.
         seconds: rank -> seconds from sending to its answer.
         stamps: rank -> what it reported of its times, where the group is traced.
@@ -172,15 +174,20 @@ class Call(Arrivals):
 
     traced: TracedCall | None = None
 
-    def __init__(self, plan: CallPlan, group: str, timeout_s: float | None = None) -> None:
+    def __init__(self, plan: CallPlan, group: str, options: CallOptions = DEFAULT_OPTIONS) -> None:
         super().__init__(plan.called_ranks)
         self.plan: CallPlan = plan
         self.group: str = group
-        self.deadline: Deadline = Deadline(timeout_s)
+        self.deadline: Deadline = Deadline(options.timeout_s)
         self.sent_at: float = _now()
         self.seconds: dict[int, float] = {}
         self.stamps: dict[int, Any] = {}
         self._told = False
+        self._progress: Progress | None = None
+        if options.progress:
+            self._progress = Progress(plan.method, plan.called_ranks, self._came)
+            self._wakers.append(self._progress.update)
+            self._wakes_at_each = True
 
     # --- what a backend reports and supplies ---------------------------------------------------------------
 
@@ -267,7 +274,11 @@ class Call(Arrivals):
         own = timeout_s is None
         deadline = self.deadline if own else Deadline(timeout_s)
         self.check(waiting=False)
-        yield from self._until_decided(deadline)
+        try:
+            yield from self._until_decided(deadline)
+        finally:
+            if self._progress is not None:
+                self._progress.stop()
         if self.traced is not None:
             self.traced.collecting()
         self._raise_unless_answered(deadline, decides=own)

@@ -22,6 +22,7 @@ from verl_dispatch.errors import CallTimeout, WorkerFailure, WorkerGroupError, _
 from verl_dispatch.groups.call import Call
 from verl_dispatch.local.copies import PrivateFuture
 from verl_dispatch.planning.batches import answered_rows
+from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions
 from verl_dispatch.planning.plan import CallPlan
 
 __all__ = ["AnswerRows", "LocalCall", "LocalFuture", "LocalLife", "users_frames"]
@@ -56,15 +57,17 @@ class LocalCall(Call):
         life: what becomes of the group.
         plan: what was sent.
         group: name of the group, for messages.
-        timeout_s: see `Call`.
+        options: see `Call`.
 
     Attributes:
         is_timed: whether the ranks tell their times.
         overdue: ranks that took longer than the call allows, where they take turns and are not interrupted.
     """
 
-    def __init__(self, life: LocalLife, plan: CallPlan, group: str, timeout_s: float | None = None) -> None:
-        super().__init__(plan, group, timeout_s)
+    def __init__(
+        self, life: LocalLife, plan: CallPlan, group: str, options: CallOptions = DEFAULT_OPTIONS
+    ) -> None:
+        super().__init__(plan, group, options)
         self.life: LocalLife = life
         self.generation: int = life.generation
         self.is_timed = False

@@ -168,7 +168,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     # --- what the base asks of a backend -------------------------------------------------------------------
 
     def _send(self, plan: CallPlan, options: CallOptions) -> LocalCall:
-        call = LocalCall(self._state.life, plan, self._name(), options.timeout_s)
+        call = LocalCall(self._state.life, plan, self._name(), options)
         call.is_timed = self._is_traced
         self._state.run(call, self._role)
         return call

@@ -38,6 +38,7 @@ class OptionChanges(TypedDict, total=False):
     auto_padding: bool | None
     read_only: bool | None
     remote: bool | None
+    progress: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class CallOptions:
             `register` said.
         remote: True leaves large columns of the answers where they were made; None keeps what `register` or
             the group said.
+        progress: True shows on standard error which ranks have answered: a bar where rich is installed, else
+            lines.
     """
 
     timeout_s: float | None = None
@@ -69,6 +72,7 @@ class CallOptions:
     execute_mode: Execute | None = None
     read_only: bool | None = None
     remote: bool | None = None
+    progress: bool = False
 
     def __post_init__(self) -> None:
         for name, is_valid, expected in _VALID:
@@ -127,6 +131,7 @@ _VALID: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("execute_mode", lambda value: isinstance(value, Execute), "a member of Execute, or None"),
     ("read_only", _is_bool, _BOOL_OR_NONE),
     ("remote", _is_bool, _BOOL_OR_NONE),
+    ("progress", _is_bool, "True or False"),
 )
 
 DEFAULT_OPTIONS = CallOptions()

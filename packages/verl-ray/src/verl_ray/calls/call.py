@@ -9,6 +9,7 @@ from typing import Any
 import ray
 from verl_dispatch.groups.call import Call
 from verl_dispatch.planning.collectors import BatchCollector
+from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions
 from verl_dispatch.planning.plan import CallPlan
 from verl_dispatch.workers.observed import Stamps
 from verl_protocol import DataProtoFuture
@@ -30,7 +31,7 @@ class RayCall(Call):
     Args:
         made_by: the workers.
         plan: what was sent.
-        timeout_s: see `Call`.
+        options: see `Call`.
         unread: answers that nobody reads of earlier calls, whose futures are among the arguments.
         can_be_cancelled: whether a worker can be told to stop: in async methods.
 
@@ -44,11 +45,11 @@ class RayCall(Call):
         self,
         made_by: Makers,
         plan: CallPlan,
-        timeout_s: float | None = None,
+        options: CallOptions = DEFAULT_OPTIONS,
         unread: Sequence[AnswerPart] = (),
         can_be_cancelled: bool = False,
     ) -> None:
-        super().__init__(plan, made_by.name, timeout_s)
+        super().__init__(plan, made_by.name, options)
         self.grace_s: float = made_by.grace_s
         self.refs: dict[int, Any] = {}
         self.rows_refs: dict[int, Any] = {}

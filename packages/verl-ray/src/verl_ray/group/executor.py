@@ -194,7 +194,7 @@ class Executor:
         sent = RayCall(
             self._worker_set,
             plan,
-            options.timeout_s,
+            options,
             unread=unread_behind(arguments.futures),
             can_be_cancelled=route is not None and route.is_async,
         )

@@ -302,9 +302,9 @@ def runner(
     def run(self: Any, message: Message = None, /, *refs: Any) -> Any:
         seen = Observation(self._verl_recorder, role)
         args, kwargs, answer = open_message(message, refs)
-        function = find(self)
+        function = _watched(find(self), self, answer, seen)
         with self._verl_user_code():
-            value = (seen.of(function) if answer.timed or self._verl_recorder else function)(*args, **kwargs)
+            value = function(*args, **kwargs)
             if inspect.iscoroutine(value):
                 value = self._verl_loop.run(value)
         check_arguments(args, kwargs, answer)
@@ -313,9 +313,9 @@ def runner(
     async def run_interleaved(self: Any, message: Message = None, /, *refs: Any) -> Any:
         seen = Observation(self._verl_recorder, role)
         args, kwargs, answer = open_message(message, refs)
-        function = find(self)
+        function = _watched(find(self), self, answer, seen)
         with leaving_ends_the_process():
-            value = (seen.of(function) if answer.timed or self._verl_recorder else function)(*args, **kwargs)
+            value = function(*args, **kwargs)
             if inspect.iscoroutine(value):
                 value = await value
         check_arguments(args, kwargs, answer)
@@ -324,6 +324,12 @@ def runner(
     chosen = run_interleaved if interleaves else run
     chosen.__name__ = chosen.__qualname__ = name
     return chosen
+
+
+def _watched(
+    function: Callable[..., Any], host: Host, answer: Answer, seen: Observation
+) -> Callable[..., Any]:
+    return seen.of(function) if answer.timed or host._verl_recorder is not None else function
 
 
 def _with_times(prepared: Any, answer: Answer, seen: Observation) -> Any:
