@@ -53,3 +53,9 @@ def test_a_class_with_arguments_makes_its_object() -> None:
     made = ClassWithInitArgs(dict, [("a", 1)], b=2)
     assert (made.cls, made.args, made.kwargs) == (dict, ([("a", 1)],), {"b": 2})
     assert made() == {"a": 1, "b": 2}
+
+
+def test_a_pool_is_shown_by_its_nodes() -> None:
+    pool = ResourcePool([4, 2])
+    assert repr(pool) == "ResourcePool([4, 2])"
+    assert "<tr><td>1</td><td>2</td></tr>" in pool._repr_html_()

@@ -104,3 +104,12 @@ def test_errors_about_many_columns_are_bounded() -> None:
     with pytest.raises(errors.RowCountError, match="'odd' has 3, and so on for 2995 more") as rows:
         DataProto.from_dict({**columns, "odd": torch.ones(3)})
     assert max(len(str(error.value)) for error in (unknown, rows)) < 600
+
+
+def test_a_notebook_shows_a_batch_as_an_escaped_table() -> None:
+    data = DataProto.from_dict({"<x>": torch.zeros(3, 2)}, meta_info={"step": "<i>"})
+    shown = data._repr_html_()
+    assert shown.startswith("<table><caption>DataProto(3 rows)</caption>")
+    assert "<td>&lt;x&gt;</td><td>float32[3, 2] on cpu</td>" in shown
+    assert "<i>" not in shown
+    assert len(DataProto.from_dict({f"c{i}": torch.zeros(1) for i in range(500)})._repr_html_()) < 10_000

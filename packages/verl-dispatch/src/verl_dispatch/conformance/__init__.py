@@ -24,7 +24,7 @@ from verl_dispatch.conformance.failures import TestFailures, TestLifecycle
 from verl_dispatch.conformance.modes import TestArguments, TestModes
 from verl_dispatch.conformance.remote import TestDeclaredColumns, TestRemote
 from verl_dispatch.conformance.rows import TestMeshes, TestRows
-from verl_dispatch.conformance.seen import TestRecords, TestTraces
+from verl_dispatch.conformance.seen import TestNotebooks, TestRecords, TestTraces
 from verl_dispatch.conformance.values import TestFutures, TestIsolation
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "TestLifecycle",
     "TestMeshes",
     "TestModes",
+    "TestNotebooks",
     "TestOrder",
     "TestRecords",
     "TestRemote",

@@ -73,6 +73,22 @@ class TestCalls(SharedGroups):
 
         assert asyncio.run(main()) == ([0, 1, 2, 3], {rank: (rank, "x", None) for rank in range(4)})
 
+    def test_blocking_calls_work_while_an_event_loop_runs(self, backend: Backend, group: Any) -> None:
+        async def main() -> Any:
+            later = group.rows.options(blocking=False)(batch(4))
+            with group.trace() as trace:
+                called = ids_of(group.rows(batch(4))), group.one_to_all_async(1)
+            streamed = sorted(group.one_to_all.stream("x"))
+            with pytest.raises(WorkerGroupError, match="boom"):
+                group.raise_on(1)
+            assert len(trace.calls) == 2
+            return called, streamed, ids_of(later.get()), group.rows.submit(batch(4)).result().meta_info
+
+        called, streamed, later, _ = asyncio.run(main())
+        assert called == ([0, 1, 2, 3], [(rank, 1, None) for rank in range(4)])
+        assert streamed == [(rank, (rank, "x", None)) for rank in range(4)]
+        assert later == [0, 1, 2, 3]
+
     def test_batches_that_are_made_of_others_are_awaited(self, group: Any, single: Any) -> None:
         async def main() -> Any:
             made = single.rows.options(blocking=False)(group.rows.options(blocking=False)(batch(8)))

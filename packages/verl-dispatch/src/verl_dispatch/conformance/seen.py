@@ -41,6 +41,23 @@ def check_events(written: Mapping[str, Any]) -> None:
         assert all(end <= begin + 0.01 for (_, end), (begin, _) in pairwise(sorted(spans)))
 
 
+class TestNotebooks(SharedGroups):
+    """What notebooks show."""
+
+    def test_groups_plans_and_traces_are_tables(self, group: Any) -> None:
+        with group.trace() as trace:
+            group.rows(batch(4))
+        plan = group.one_to_all.plan("<b>")
+        for shown in (group, plan, trace):
+            html = shown._repr_html_()
+            assert html.startswith("<table>")
+            assert html.endswith("</table>")
+            assert "<b>" not in html
+        assert "<td>over_pairs</td>" in group._repr_html_()
+        assert "get_dispatch_collect" not in group._repr_html_()
+        assert "&lt;b&gt;" in plan._repr_html_()
+
+
 class TestRecords(SharedGroups):
     """Calls that are written into files where they run."""
 

@@ -24,6 +24,7 @@ from typing import (
 )
 
 from verl_protocol.errors import InvalidArgumentError, InvalidValueError
+from verl_protocol.tables import html_table
 
 from verl_dispatch.errors import (
     MixedOrderWarning,
@@ -597,6 +598,11 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
     def __repr__(self) -> str:
         prefix = f" {self.name_prefix!r}" if self.name_prefix else ""
         return f"<{self._label()}{prefix} of {self.world_size}>"
+
+    def _repr_html_(self) -> str:
+        own = [method for method in self._methods.values() if not hasattr(Worker, method.__name__)]
+        rows = [(method.__name__, str(method.signature), method._planner.mode) for method in own]
+        return html_table(["method", "arguments", "mode"], rows, repr(self))
 
 
 def _name_of(method: Any) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from verl_protocol.arguments import whole_number
+from verl_protocol.tables import html_table
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
@@ -62,6 +63,13 @@ class ResourcePool:
     def world_size(self) -> int:
         """Processes on all nodes."""
         return sum(self.store)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.store})"
+
+    def _repr_html_(self) -> str:
+        rows = [(str(node), str(count)) for node, count in enumerate(self.store)]
+        return html_table(["node", "processes"], rows, repr(self))
 
     def local_world_size_list(self) -> list[int]:
         """For every rank how many processes its node has."""

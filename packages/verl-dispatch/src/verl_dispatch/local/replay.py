@@ -58,12 +58,11 @@ class RecordedCall:
         head, _, data = Path(path).read_bytes().partition(b"\n")
         try:
             facts = json.loads(head)
-            known = facts["format"] == FORMAT
+            if facts["format"] == FORMAT:
+                return cls(facts, data)
         except (ValueError, TypeError, KeyError):
-            known = False
-        if not known:
-            raise InvalidValueError(f"{path} is no recorded call, expected a file written by group.record")
-        return cls(facts, data)
+            pass
+        raise InvalidValueError(f"{path} is no recorded call, expected a file written by group.record")
 
     def __str__(self) -> str:
         facts = self.facts

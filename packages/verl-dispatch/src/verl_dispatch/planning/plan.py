@@ -15,7 +15,7 @@ import numpy as np
 from verl_protocol import DataProtoFuture
 from verl_protocol.futures.any_batch import is_proto
 from verl_protocol.kinds import is_tensor
-from verl_protocol.tables import text_table
+from verl_protocol.tables import html_table, text_table
 from verl_protocol.wire import nbytes_of
 
 from verl_dispatch.errors import NotPicklableError
@@ -218,6 +218,9 @@ class CallPlan:
     def __str__(self) -> str:
         return plan_table(self)
 
+    def _repr_html_(self) -> str:
+        return html_table(_HEAD, _plan_rows(self), "; ".join(_plan_notes(self)))
+
 
 def _call_facts(call: RankCall) -> tuple[Any, ...]:
     return call.rank, call.args, dict(call.kwargs), call.rows, call.pad
@@ -347,11 +350,20 @@ _HEAD = ("rank", "rows", "pad", "bytes", "answers", "arguments")
 
 def plan_table(plan: CallPlan) -> str:
     """One line for the call, one for each called rank, one for what they share."""
+    title, *notes = _plan_notes(plan)
+    table = indent(text_table(_HEAD, _plan_rows(plan), left=(len(_HEAD) - 1,)), "  ")
+    return "\n".join([title, table, *notes])
+
+
+def _plan_rows(plan: CallPlan) -> list[tuple[str, ...]]:
     fetched = set(plan.fetched_ranks)
-    sizes = plan.nbytes()
-    rows = [_row(call, size, call.rank in fetched) for call, size in zip(plan.calls, sizes, strict=True)]
+    return [
+        _row(call, size, call.rank in fetched) for call, size in zip(plan.calls, plan.nbytes(), strict=True)
+    ]
+
+
+def _plan_notes(plan: CallPlan) -> list[str]:
     lines = [f"{plan.method or 'call'}: {plan.mode or 'custom'} over {plan.world_size} workers"]
-    lines += indent(text_table(_HEAD, rows, left=(len(_HEAD) - 1,)), "  ").splitlines()
     shared = plan.shared
     if shared:
         kinds = ", ".join(type(entry.value).__name__ for entry in shared.values())
@@ -364,7 +376,7 @@ def plan_table(plan: CallPlan) -> str:
         lines.append("large columns of the answers stay where they are made")
     if plan.order is not None:
         lines.append("rows are reordered to balance the ranks; the answers come back in input order")
-    return "\n".join(lines)
+    return lines
 
 
 def _row(call: RankCall, size: int, answers: bool) -> tuple[str, ...]:

@@ -33,6 +33,9 @@ class BatchColumns(BatchRows):
     def __repr__(self) -> str:
         return describe.describe(self)
 
+    def _repr_html_(self) -> str:
+        return describe.describe_html(self)
+
     def tensor(self, key: str) -> torch.Tensor:
         """The tensor column `key`.
 

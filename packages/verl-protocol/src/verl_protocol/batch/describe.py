@@ -14,6 +14,7 @@ from verl_protocol.columns import jagged
 from verl_protocol.columns.remote import RemoteColumn
 from verl_protocol.errors import short
 from verl_protocol.kinds import is_jagged, is_tensordict
+from verl_protocol.tables import html_table
 from verl_protocol.wire import nbytes_of
 
 if TYPE_CHECKING:
@@ -56,24 +57,42 @@ def _dtype(column: torch.Tensor | RemoteColumn) -> str:
 
 def describe(data: BatchState) -> str:
     """A bounded repr: rows, columns with shape, dtype and device, the keys of meta_info."""
-    columns = {**data._held(), **data.non_tensor_batch}
+    return "\n".join([_head(data), *map(_as_text, _lines(_columns(data), data))]) + ")"
+
+
+def describe_html(data: BatchState) -> str:
+    """The same as an HTML table."""
+    return html_table(["column", "holds"], _lines(_columns(data), data), _head(data) + ")")
+
+
+def _head(data: BatchState) -> str:
     rows = data._row_count()
-    head = f"{type(data).__name__}({rows} row{'' if rows == 1 else 's'}"
-    return "\n".join([head, *_lines({key: describe_column(column) for key, column in columns.items()}, data)])
+    return f"{type(data).__name__}({rows} row{'' if rows == 1 else 's'}"
+
+
+def _columns(data: BatchState) -> dict[str, str]:
+    columns = {**data._held(), **data.non_tensor_batch}
+    return {key: describe_column(column) for key, column in columns.items()}
 
 
 def describe_item(item: BatchState) -> str:
     """A bounded repr of one row: tensors with shape, dtype and device, objects as far as they are short."""
     tensors = {key: describe_column(tensor) for key, tensor in item._columns().items()}
     objects = {key: short(value) for key, value in item.non_tensor_batch.items()}
-    return "\n".join([f"{type(item).__name__}(", *_lines({**tensors, **objects}, item)])
+    lines = map(_as_text, _lines({**tensors, **objects}, item))
+    return "\n".join([f"{type(item).__name__}(", *lines]) + ")"
 
 
-def _lines(described: Mapping[str, str], data: BatchState) -> Iterator[str]:
-    yield from (f"  {key}: {text}" for key, text in list(described.items())[:MOST_LINES])
+def _as_text(line: tuple[str, str]) -> str:
+    key, text = line
+    return f"  {key}: {text}" if text else f"  {key}"
+
+
+def _lines(described: Mapping[str, str], data: BatchState) -> Iterator[tuple[str, str]]:
+    yield from list(described.items())[:MOST_LINES]
     if len(described) > MOST_LINES:
-        yield f"  ... and {len(described) - MOST_LINES} more columns"
-    yield f"  meta_info: {reprlib.repr(data.meta_info)})"
+        yield f"... and {len(described) - MOST_LINES} more columns", ""
+    yield "meta_info", reprlib.repr(data.meta_info)
 
 
 def data_info(data: BatchState) -> str:
