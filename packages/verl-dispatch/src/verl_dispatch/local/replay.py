@@ -117,7 +117,7 @@ class _Unpickler(pickle.Unpickler):
         self._main = main
 
     def find_class(self, module: str, name: str, /) -> Any:
-        if module != "__main__" or self._main is None:
+        if module != "__main__" or self._main in (None, getattr(sys.modules["__main__"], "__file__", None)):
             return super().find_class(module, name)
         return reduce(getattr, name.split("."), _program(self._main))
 

@@ -22,6 +22,7 @@ from verl_protocol.arguments import flag, seconds
 from verl_protocol.errors import InvalidTypeError
 
 from verl_ray.calls.call import RayCall
+from verl_ray.calls.metrics import CallMetrics
 from verl_ray.calls.stale import refuse_retired
 from verl_ray.errors import unusable
 from verl_ray.group.attach import attach
@@ -81,6 +82,9 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         worker_nsight_options: options of Ray's `nsight` plugin, used when `profile_steps` is given.
         wait: False returns at once; the first call waits for the workers.
         on_restart: called with the group after each `restart()`, to give the new workers their state.
+        remote: whether large columns of answers stay in the store, as with `register(..., remote=True)`.
+        metrics: count calls in metrics of Ray, which its dashboard shows: `verl_calls`, `verl_failed_calls`,
+            `verl_call_bytes_out`, `verl_call_bytes_in` and `verl_call_seconds`.
 
     Raises:
         TypeError: an unknown keyword.
@@ -135,6 +139,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         wait: bool = True,
         on_restart: Callable[[Any], object] | None = None,
         remote: bool = False,
+        metrics: bool = False,
         **unknown: Never,
     ) -> None:
         for name in unknown:
@@ -146,6 +151,8 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         self._keeps_order = not ray_cls_with_init.interleaves()
         self.name_prefix: str = name_prefix or random_prefix()
         self.answers_stay_remote: bool = flag("remote", remote)
+        if flag("metrics", metrics):
+            self._observers.append(CallMetrics())
         self.is_detached: bool = bool(detached)
         self._on_restart = on_restart
         self._template: RayClassWithInitArgs[Any] = ray_cls_with_init
@@ -302,6 +309,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         view = _group_on(type(self), self._worker_set, self._template, role)
         view.resource_pool, view.name_prefix = self.resource_pool, self.name_prefix
         view.is_detached, view.answers_stay_remote = self.is_detached, self.answers_stay_remote
+        view._observers += [each for each in self._observers if isinstance(each, CallMetrics)]
         return view
 
     def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
