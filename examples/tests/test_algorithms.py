@@ -17,7 +17,9 @@ from verl_examples.algorithms import (
     estimate_kl,
     generalised_advantages,
     group_advantages,
+    informative_groups,
     masked_mean,
+    off_policy_weight,
     penalise_kl,
     whiten,
 )
@@ -173,3 +175,37 @@ def test_masked_numbers_do_not_see_padding() -> None:
 def test_entropy_counts_impossible_tokens_as_nothing() -> None:
     distribution = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]).log()
     assert entropy(distribution).tolist() == [pytest.approx(math.log(2)), 0.0]
+
+
+def test_clip_higher_lets_a_ratio_rise_further_than_it_may_fall() -> None:
+    log_probs, old, gain = torch.log(torch.tensor([1.25, 1.35, 0.7])), torch.zeros(3), torch.ones(3)
+    ppo = clipped_policy_loss(log_probs, old, gain, 0.2)
+    dapo = clipped_policy_loss(log_probs, old, gain, 0.2, clip_high=0.28)
+    assert ppo.tolist() == pytest.approx([-1.2, -1.2, -0.7])
+    assert dapo.tolist() == pytest.approx([-1.25, -1.28, -0.7])
+
+
+def test_groups_of_equal_scores_teach_nothing() -> None:
+    scores = torch.tensor([0.0, 1.0, 1.0, 1.0, 0.5, 0.25])
+    assert informative_groups(scores, 2).tolist() == [True, True, False, False, True, True]
+    advantages = group_advantages(scores[:, None], torch.ones(6, 1), 2)
+    assert (advantages[:, 0] != 0).tolist() == informative_groups(scores, 2).tolist()
+
+
+def test_the_weight_of_an_old_answer_is_its_ratio_cut_from_above() -> None:
+    now, drawn = torch.log(torch.tensor([0.5, 0.9, 0.1])), torch.log(torch.tensor([0.5, 0.1, 0.4]))
+    assert off_policy_weight(now, drawn, limit=2.0).tolist() == pytest.approx([1.0, 2.0, 0.25])
+
+
+def test_whitening_over_workers_is_that_of_the_whole() -> None:
+    values, mask = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), _mask([3, 1, 2, 3], 3)
+    whole = whiten(values, mask)
+    parts = [slice(0, 1), slice(1, 4)]
+    # Each worker's sums, as all-reduce would add them up: first for the mean, then for the variance.
+    sums = [torch.stack([(values * mask).sum(), mask.sum()])]
+    mean = masked_mean(values, mask)
+    sums.append(torch.stack([((values - mean) ** 2 * mask).sum(), mask.sum()]))
+    for rows in parts:
+        totals = iter(sums)
+        found = whiten(values[rows], mask[rows], lambda _, totals=totals: next(totals))  # type: ignore[misc]
+        torch.testing.assert_close(found, whole[rows])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from verl_examples.hf.cli import main
+from verl_examples.hf.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from verl_examples.hf.models import load_causal_lm, load_tokenizer
 
 pytestmark = [
@@ -99,6 +100,99 @@ def _end_before(out: Path, checkpoint: str) -> None:
     """As if the run had been killed before this checkpoint; what was measured after the one before stays."""
     folder = out / "checkpoints" / checkpoint
     folder.rename(folder.with_name(f"{checkpoint}.unfinished"))
+
+
+REWARDS = """
+from pathlib import Path
+
+calls = 0
+
+
+def dies_once(answer, expected):
+    global calls
+    calls += 1
+    mark = Path("has-died")
+    if calls == 100 and not mark.exists():
+        mark.touch()
+        raise SystemExit(9)
+    return len(answer) % 2
+
+
+def lives(answer, expected):
+    return len(answer) % 2
+
+
+def raises(answer, expected):
+    raise ValueError("no such answer")
+"""
+
+
+@pytest.fixture
+def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of rewards in the folder of the command; its name."""
+    name = f"rewards_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(REWARDS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def test_after_a_death_the_run_goes_on_as_if_nothing_had_been(
+    small: list[str], rewards: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fine, hurt = tmp_path / "fine", tmp_path / "hurt"
+    assert main([*small, "--steps", "4", "--reward", f"{rewards}:lives", "--out", str(fine)]) == 0
+    capsys.readouterr()
+    assert main([*small, "--steps", "4", "--reward", f"{rewards}:dies_once", "--out", str(hurt)]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["restarts"] == 1
+    assert "starting again from the last checkpoint" in printed.err
+    assert _same(fine, hurt)
+
+
+def test_what_a_worker_raises_ends_the_run_and_is_said(
+    small: list[str], rewards: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--steps", "4", "--reward", f"{rewards}:raises", "--out", str(tmp_path / "out")]
+    assert main([*small, *options]) == EXIT_FAILED
+    printed = capsys.readouterr()
+    assert "ValueError: no such answer" in printed.err
+    assert not printed.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "nowhere"], "model is 'nowhere', expected a folder or id that transformers loads"),
+        (["--data", "nowhere.jsonl"], "nowhere.jsonl: cannot be read"),
+        (["--resume"], "expected a folder with a checkpoint"),
+        (["--reward", "best"], "reward is 'best', expected exact, last-number"),
+        (["--one-step-off"], "one_step_off is True, expected rollout 'separate'"),
+    ],
+)
+def test_bad_options_are_named_before_anything_starts(
+    small: list[str],
+    tmp_path: Path,
+    options: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main([*small, "--out", str(tmp_path / "out"), *options]) == EXIT_BAD_INPUT
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert not printed.out
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_settings_cannot_be_resumed_with(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*small, "--steps", "1", "--out", str(tmp_path)]) == 0
+    assert main([*small, "--steps", "2", "--seed", "7", "--out", str(tmp_path), "--resume"]) == EXIT_BAD_INPUT
+    assert "seed is '7', expected 0, as in the run that is resumed" in capsys.readouterr().err
+    assert len(_metrics(tmp_path)) == 1
 
 
 @pytest.mark.slow

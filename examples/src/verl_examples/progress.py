@@ -13,7 +13,7 @@ from verl_examples.report import StepReport
 
 def console() -> Console:
     """Progress goes to stderr, so that stdout holds the result alone."""
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def shown(
@@ -32,7 +32,7 @@ def shown(
             line = _line(report, num_steps, accuracy, 1 / mean(seconds_a_sample))
             bar.update(task, completed=report.step, description=f"{line}{_by_role(report)}")
             if measured:
-                bar.console.print(line, soft_wrap=True)
+                bar.console.print(line)
             yield report
 
 

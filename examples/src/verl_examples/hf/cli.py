@@ -13,6 +13,7 @@ from typing import Any
 
 from verl_examples.hf.errors import (
     EXIT_BAD_INPUT,
+    EXIT_FAILED,
     EXIT_INTERRUPTED,
     SettingsError,
     needs_hugging_face,
@@ -46,6 +47,7 @@ def _run(given: dict[str, Any]) -> int:
     reward_named(settings.reward)
     needs_hugging_face()
     # Only now, so that a mistyped option is answered at once.
+    from verl_dispatch import WorkerGroupError
     from verl_ray import ResourceUnavailable
 
     from verl_examples.hf.models import load_tokenizer
@@ -60,9 +62,9 @@ def _run(given: dict[str, Any]) -> int:
         ) from error
     try:
         result = run(settings, Questions.read(settings.data, tokenizer), resume=resume)
-    except ResourceUnavailable as error:
+    except (ResourceUnavailable, WorkerGroupError) as error:
         sys.stderr.write(f"verl-grpo: {error}\n")
-        return EXIT_BAD_INPUT
+        return EXIT_FAILED if isinstance(error, WorkerGroupError) else EXIT_BAD_INPUT
     sys.stdout.write(json.dumps(result) + "\n")
     return 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 130
+EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
 
 class SettingsError(ValueError):

@@ -113,7 +113,10 @@ class Attempts:
 
 def a_worker_died(error: WorkerGroupError) -> bool:
     """Whether starting anew may help: what a worker raised, it would raise again."""
-    return not error.errors or any(not failure.traceback for failure in error.errors.values())
+    failures = error.errors.values()
+    # Only what was raised has a traceback; in one process a worker dies by SystemExit.
+    died = (not failure.traceback or isinstance(failure.cause, SystemExit) for failure in failures)
+    return not failures or any(died)
 
 
 def latest_checkpoint(settings: Settings) -> Path | None:
