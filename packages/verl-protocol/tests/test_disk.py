@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 import pickle
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from verl_protocol.batch.proto import DataProto
+from verl_protocol.columns.jagged import build_jagged
 from verl_protocol.errors import FileFormatError, InvalidValueError, PickleRefusedError, UnknownDtypeError
 
 
@@ -260,6 +265,58 @@ def test_whatever_byte_is_damaged_the_error_is_one_of_ours(tmp_path: Path) -> No
             continue
         # A name or a blank can change unnoticed: the file is then a sound one that says something else.
         assert isinstance(loaded, DataProto)
+
+
+HOSTILE = [None, -1, 0, 3, 1.5, 2**40, 2**70, "", "x", "<U1000000", [], {}, True, [2**31, 2**31], [0, 10**15]]
+
+
+def described(path: Path) -> tuple[dict[str, Any], Any, bytes]:
+    """Header, description and tensors of a file."""
+    raw = path.read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:start])
+    return header, json.loads(header["__metadata__"]["document"]), raw[start:]
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every value within a description."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inside:
+        yield (*at, key)
+        yield from places(item, (*at, key))
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=repr)
+def test_what_a_hostile_description_makes_is_refused_or_a_batch_that_holds_together(
+    tmp_path: Path, value: Any
+) -> None:
+    meta = {"list": [1, (2,)], "empty": np.empty((0, 3))}
+    data = DataProto.from_dict({"a": torch.arange(6).view(2, 3), "ids": jagged(1)}, {"s": ["a", "b"]}, meta)
+    data.save_to_disk(tmp_path / "good")
+    header, document, tensors = described(tmp_path / "good")
+    for place in places(document):
+        changed = copy.deepcopy(document)
+        within = changed
+        for key in place[:-1]:
+            within = within[key]
+        within[place[-1]] = value
+        header["__metadata__"]["document"] = json.dumps(changed)
+        text = json.dumps(header).encode()
+        text += b" " * (-(len(text) + 8) % 64)
+        (tmp_path / "bad").write_bytes(len(text).to_bytes(8, "little") + text + tensors)
+        with suppress(FileFormatError, PickleRefusedError, UnknownDtypeError):
+            read = DataProto.load_from_disk(tmp_path / "bad")
+            again = DataProto.concat(read.chunk(2, uneven=True))
+            assert len(again) == len(read)
+            assert again.equals(read)
+
+
+@pytest.mark.parametrize("offsets", [[0, 3, 10**9], [0, -3, 8], [5, 3, 8], [0, 3, 9], [0, 9, 8]], ids=str)
+def test_rows_outside_of_their_values_are_refused(tmp_path: Path, offsets: list[int]) -> None:
+    data = DataProto.from_dict({"ids": build_jagged(torch.arange(24.0).view(8, 3), torch.tensor(offsets), 1)})
+    data.save_to_disk(tmp_path / "bad")
+    with pytest.raises(FileFormatError, match="lie outside its 8 values"):
+        DataProto.load_from_disk(tmp_path / "bad")
 
 
 def test_what_holds_itself_cannot_be_saved(tmp_path: Path) -> None:

@@ -288,6 +288,12 @@ def _of_parts(parts: dict[str, Any]) -> DataProto:
     batch: DataProto = object.__new__(parts["class"] or DataProto)
     names = ("batch", "num_rows", "on_device", "non_tensor_batch", "meta_info", "private")
     fill_batch(batch, tuple([parts[name] for name in names]))
+    # What was saved held together; what is in the file may have been written by anybody.
+    mapping("meta_info", batch.meta_info)
+    if isinstance(parts["batch"], dict):
+        tensors = checks.tensor_columns(parts["batch"])
+        checks.check_columns(tensors, mapping("non_tensor_batch", batch.non_tensor_batch), batch._num_rows)
+    batch._checked_rows()
     return batch
 
 

@@ -88,6 +88,19 @@ def jagged_view(
     )
 
 
+def check_jagged(tensor: torch.Tensor) -> None:
+    """Raises if a row would lie outside the values, which torch finds out late and in words of its own.
+
+    Raises:
+        ColumnError: one does.
+    """
+    values, offsets, lengths, dim = jagged_parts(tensor)
+    ends = offsets[1:] if lengths is None else offsets[:-1] + lengths
+    steps = [offsets.diff(), ends - offsets[:-1], values.shape[dim - 1] - ends]
+    if not 1 <= dim <= values.ndim or offsets[0] < 0 or any((step < 0).any() for step in steps):
+        raise ColumnError(f"the rows of a jagged tensor lie outside its {values.shape[dim - 1]} values")
+
+
 def num_jagged_rows(tensor: torch.Tensor) -> int:
     """The number of rows of a jagged tensor."""
     offsets: torch.Tensor = tensor._offsets  # type: ignore[attr-defined]

@@ -74,7 +74,8 @@ def read_parts(
             return make({name: reader.decode(form) for name, form in document.items()})
         except (FileFormatError, PickleRefusedError, UnknownDtypeError):
             raise
-        except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        except Exception as error:
+            # Whatever a hostile description leads to, in numpy, torch or here.
             raise FileFormatError(path, f"its description is damaged ({error!r})") from error
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verl_protocol.columns.jagged import jagged_parts
+from verl_protocol.columns.jagged import check_jagged, jagged_parts
 from verl_protocol.errors import PickleRefusedError
 from verl_protocol.files.safetensors import Entry, MappedFile
 from verl_protocol.kinds import is_jagged, is_tensordict
@@ -171,12 +171,14 @@ class Reader:
 
     def _jagged(self, form: dict[str, Any]) -> torch.Tensor:
         parts = [self.decode(form[name]) for name in ("values", "offsets", "lengths")]
-        return restore_jagged(parts[0], parts[1], parts[2], form["dim"], None, None)
+        jagged = restore_jagged(parts[0], parts[1], parts[2], form["dim"], None, None)
+        check_jagged(jagged)
+        return jagged
 
     def _array(self, form: dict[str, Any]) -> NDArray[Any]:
         dtype, shape = np.dtype(form["dtype"]), tuple(form["shape"])
         data: NDArray[Any] = self._bytes(form["entry"]).numpy()
-        return data.view(dtype).reshape(shape) if data.size else np.empty(shape, dtype)
+        return (data if data.size else np.empty(0, np.uint8)).view(dtype).reshape(shape)
 
     def _bytes(self, entry: str) -> torch.Tensor:
         return self._file.tensor(entry, torch.uint8, (-1,))
