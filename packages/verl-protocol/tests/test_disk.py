@@ -267,7 +267,23 @@ def test_whatever_byte_is_damaged_the_error_is_one_of_ours(tmp_path: Path) -> No
         assert isinstance(loaded, DataProto)
 
 
-HOSTILE = [None, -1, 0, 3, 1.5, 2**40, 2**70, "", "x", "<U1000000", [], {}, True, [2**31, 2**31], [0, 10**15]]
+HOSTILE: list[Any] = [
+    None,
+    -1,
+    0,
+    3,
+    1.5,
+    2**40,
+    2**70,
+    "",
+    "x",
+    "<U1000000",
+    [],
+    {},
+    True,
+    [2**31, 2**31],
+    [0, 10**15],
+]
 
 
 def described(path: Path) -> tuple[dict[str, Any], Any, bytes]:

@@ -289,7 +289,8 @@ def test_columns_of_one_object_are_fetched_once_though_read_one_by_one() -> None
     columns: dict[str, Any] = {
         key: RemoteColumn(form_of(part[key]), [Piece(store, ref, key, 4, 32)]) for key in part
     }
-    half = DataProto(batch=Columns(columns, 4))[2:]
+    whole: Any = Columns(columns, 4)
+    half = DataProto(batch=whole)[2:]
     half.tensor("x").zero_()
     assert half.tensor("y").tolist() == [4, 6]
     assert (store.rounds, part["x"].tolist()) == ([1], [0, 1, 2, 3])

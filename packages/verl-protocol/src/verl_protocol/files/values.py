@@ -178,7 +178,8 @@ class Reader:
     def _array(self, form: dict[str, Any]) -> NDArray[Any]:
         dtype, shape = np.dtype(form["dtype"]), tuple(form["shape"])
         data: NDArray[Any] = self._bytes(form["entry"]).numpy()
-        return (data if data.size else np.empty(0, np.uint8)).view(dtype).reshape(shape)
+        array: NDArray[Any] = (data if data.size else np.empty(0, np.uint8)).view(dtype)
+        return array.reshape(shape)
 
     def _bytes(self, entry: str) -> torch.Tensor:
         return self._file.tensor(entry, torch.uint8, (-1,))
