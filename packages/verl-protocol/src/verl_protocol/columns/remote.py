@@ -274,7 +274,7 @@ def restored(
 ) -> RemoteColumn:
     """The column of what its pickle holds."""
     form = ColumnForm(kind, dtype, row_shape, None if device is None else torch.device(device))
-    made = [Piece(*fields[:-1], fields[-1] and Origin(*fields[-1])) for fields in pieces]
+    made = [Piece._make((*fields, origin and Origin._make(origin))) for *fields, origin in pieces]
     return RemoteColumn(form, made, range(*rows) if isinstance(rows, tuple) else rows)
 
 
