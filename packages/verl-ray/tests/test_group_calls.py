@@ -335,6 +335,11 @@ def test_a_decorator_that_hides_the_signature_changes_nothing(group: RayWorkerGr
     assert ray.get(group.workers[1].save.remote("p", step=2)) == (1, "p", 2)
 
 
+def test_lines_of_a_worker_are_marked_with_group_class_and_rank(group: RayWorkerGroup[Echo]) -> None:
+    marks = ray.get([worker.__ray_call__.remote(repr) for worker in group.workers])
+    assert marks == [f"{group.name_prefix} Echo rank {rank}" for rank in range(WORLD)]
+
+
 def test_calls_are_timed_by_rank(group: RayWorkerGroup[Echo]) -> None:
     with group.trace() as trace:
         group.batch(rows(4))

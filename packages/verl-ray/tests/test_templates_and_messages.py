@@ -230,3 +230,19 @@ def test_a_start_that_goes_through_uv_says_how_to_avoid_it(
     monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
     handle: Any = SimpleNamespace(_actor_id=b"id")
     assert ("RAY_ENABLE_UV_RUN_RUNTIME_ENV=0" in launch._stage(handle)) == says_so
+
+
+class Named:
+    def __init__(self) -> None:
+        self.name = "Ada"
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+
+def test_a_worker_goes_by_its_label_until_its_own_repr_can_tell() -> None:
+    worker: Any = derive_actor_class(Named)("group Named rank 1")
+    assert repr(worker) == "group Named rank 1"
+    Named.__init__(worker)
+    worker._verl_report = None
+    assert repr(worker) == "<Ada>"
