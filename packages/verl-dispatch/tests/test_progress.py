@@ -75,3 +75,8 @@ def test_a_terminal_gets_a_bar(
     said = capsys.readouterr().err
     assert "3/3" in said
     assert "ranks have answered" not in said
+
+
+def test_a_stream_shows_its_progress_too(group: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sorted(group.step.options(progress=True).stream()) == [(0, 0), (1, 1), (2, 2)]
+    assert "3 of 3 ranks" in lines(capsys)[-1]

@@ -129,3 +129,11 @@ def test_calls_are_spans_within_the_span_of_the_program() -> None:
     ranks = {span.attributes.get("verl.rank") for span in exporter.get_finished_spans() if span.name == "run"}
     assert ranks == {0, 1}
     assert call.start_time <= spans["plan"].start_time
+
+
+def test_what_is_no_group_is_refused_by_name() -> None:
+    with LocalWorkerGroup(Slow, 1) as made:
+        group: Any = made
+        for also in (group, [group, "critic"]):
+            with pytest.raises(TypeError, match=r"also is .*, expected groups, such as \[critic"):
+                group.trace(also=also)

@@ -184,7 +184,8 @@ class Call(Arrivals):
         self.stamps: dict[int, Any] = {}
         self._told = False
         self._progress: Progress | None = None
-        if options.progress:
+        # Who gets futures does not wait here, so that nothing would be heard of.
+        if options.progress and options.blocking is not False:
             self._progress = Progress(plan.method, plan.called_ranks, self._came)
             self._wakers.append(self._progress.update)
             self._wakes_at_each = True
@@ -252,7 +253,11 @@ class Call(Arrivals):
 
     def collect(self, answers: list[Any]) -> Any:
         """The result that the answers make."""
-        result = self.plan.collect.collect(answers)
+        try:
+            result = self.plan.collect.collect(answers)
+        except Exception as error:
+            self._ended_by(error)
+            raise
         if self.traced is not None:
             self.traced.ended()
         return result
@@ -274,11 +279,7 @@ class Call(Arrivals):
         own = timeout_s is None
         deadline = self.deadline if own else Deadline(timeout_s)
         self.check(waiting=False)
-        try:
-            yield from self._until_decided(deadline)
-        finally:
-            if self._progress is not None:
-                self._progress.stop()
+        yield from self._until_decided(deadline)
         if self.traced is not None:
             self.traced.collecting()
         self._raise_unless_answered(deadline, decides=own)
@@ -287,6 +288,13 @@ class Call(Arrivals):
         if self.traced is not None:
             self.traced.read(answers)
         return answers
+
+    def _until_decided(self, deadline: Deadline) -> Pauses[None]:
+        try:
+            yield from super()._until_decided(deadline)
+        finally:
+            if self._progress is not None:
+                self._progress.stop()
 
     def _next_answer(self, num_seen: int) -> Pauses[tuple[int, int, Any] | None]:
         """How many have been seen then, and the next answer; None after the last."""

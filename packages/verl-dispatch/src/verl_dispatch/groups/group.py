@@ -23,7 +23,7 @@ from typing import (
     overload,
 )
 
-from verl_protocol.errors import InvalidArgumentError, InvalidValueError
+from verl_protocol.errors import InvalidArgumentError, InvalidTypeError, InvalidValueError
 from verl_protocol.tables import html_table
 
 from verl_dispatch.errors import (
@@ -281,7 +281,10 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
 
         Args:
             path: where to write it at the end, for https://ui.perfetto.dev.
-            also: other groups whose calls it shows too.
+            also: other groups, or views of roles, whose calls it shows too.
+
+        Raises:
+            InvalidTypeError: `also` has no groups.
 
         Example:
             >>> from verl_dispatch import Dispatch, LocalWorkerGroup, register
@@ -295,7 +298,10 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
             >>> [stage.name for stage in trace.calls[0].stages() if stage.rank != 1]
             ['plan', 'send', 'queue', 'fetch', 'run', 'collect']
         """
-        return Trace([self, *also], path)
+        groups = (self,) if isinstance(also, WorkerGroup) else (self, *also)
+        if isinstance(also, WorkerGroup) or not all(isinstance(each, WorkerGroup) for each in groups):
+            raise InvalidTypeError(f"also is {also!r}, expected groups, such as [critic, reference]")
+        return Trace(list(dict.fromkeys(groups)), path)
 
     def record(self, folder: str | PathLike[str], on: RecordWhen = "error") -> AbstractContextManager[object]:
         """Has the workers write calls of registered methods into files, each on its own node, until the

@@ -47,8 +47,11 @@ class Progress:
 
     def stop(self) -> None:
         """Leaves what is shown as it is."""
-        if self._bar is not None:
+        if getattr(self, "_bar", None) is not None:
             self._bar.stop()
+
+    def __del__(self) -> None:
+        self.stop()
 
     def _missing(self) -> str:
         missing = [str(rank) for rank in self._ranks if rank not in self._came]

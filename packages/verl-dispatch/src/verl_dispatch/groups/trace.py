@@ -25,6 +25,9 @@ from verl_dispatch.workers.observed import Stamps
 __all__ = ["CallObserver", "Stage", "Trace", "TracedCall", "clock_shifts"]
 
 
+_MOST_OF_AN_ERROR = 500
+
+
 class Stage(NamedTuple):
     """One stage of a call: of the driver, or of one rank.
 
@@ -69,7 +72,7 @@ class TracedCall:
         bytes_out: tensor and array bytes of the arguments, rank by rank.
         bytes_sent: of all arguments; what several ranks share counts once.
         bytes_in: of the answers, as far as the driver has read them.
-        error: what the call ended with, if not with a result.
+        error: how the call failed, if it did.
     """
 
     def __init__(self, group: str, method: str, observers: Sequence[CallObserver], source: int = 0) -> None:
@@ -80,7 +83,7 @@ class TracedCall:
         self.bytes_out: tuple[int, ...] = ()
         self.bytes_sent: int = 0
         self.bytes_in: int = 0
-        self.error: BaseException | None = None
+        self.error: str = ""
         self.shifts: Mapping[str, float] = {}
         self._observers = tuple(observers)
         self._begin = self._planned = self._sent = time.time()
@@ -127,7 +130,8 @@ class TracedCall:
     def ended(self, error: BaseException | None = None) -> None:
         """The result, or an error, is there; the first counts."""
         if self._ended is None:
-            self._ended, self.error = time.time(), error
+            self._ended = time.time()
+            self.error = "" if error is None else f"{type(error).__name__}: {error}"[:_MOST_OF_AN_ERROR]
             for observer in self._observers:
                 observer.ended(self)
 
@@ -263,6 +267,7 @@ class Trace:
 
     def write(self, path: str | PathLike[str]) -> None:
         """Writes the trace as JSON for https://ui.perfetto.dev and chrome://tracing."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": self.events()}))
 
     def events(self) -> list[dict[str, Any]]:
@@ -298,8 +303,8 @@ def _row(call: TracedCall) -> tuple[str, ...]:
         longest[stage.name] = max(stage.seconds, longest.get(stage.name, 0.0))
     spent = [f"{longest[name] * 1e3:.3f}" if name in longest else "-" for name in _HEAD[3:9]]
     slowest = call.slowest
-    if call.error is not None:
-        told = type(call.error).__name__
+    if call.error:
+        told = call.error.partition(":")[0]
     elif slowest is None:
         told = "-"
     else:
@@ -311,8 +316,7 @@ def _row(call: TracedCall) -> tuple[str, ...]:
 def _event(stage: Stage, call: TracedCall, origin: float, place: tuple[int, int]) -> dict[str, Any]:
     # In whole nanoseconds, so that stages which follow one another do not overlap by rounding.
     begin, end = [round((at - origin) * 1e6, 3) for at in (stage.begin, stage.end)]
-    error = repr(call.error)[:500] if call.error is not None else None
-    facts = {"rank": stage.rank, "bytes": stage.nbytes, "error": error}
+    facts = {"rank": stage.rank, "bytes": stage.nbytes, "error": call.error or None}
     return {
         "name": f"{call.method}: {stage.name}",
         "cat": stage.name,
@@ -387,8 +391,8 @@ def _emit_spans(calls: Sequence[TracedCall]) -> None:
             tracer.start_span(stage.name, within, attributes=rank, start_time=start).end(
                 _nanoseconds(stage.end)
             )
-        if call.error is not None:
-            span.set_status(telemetry.StatusCode.ERROR, str(call.error)[:500])
+        if call.error:
+            span.set_status(telemetry.StatusCode.ERROR, call.error)
         span.end(_nanoseconds(call.end))
 
 

@@ -59,8 +59,8 @@ class CallOptions:
             `register` said.
         remote: True leaves large columns of the answers where they were made; None keeps what `register` or
             the group said.
-        progress: True shows on standard error which ranks have answered: a bar where rich is installed, else
-            lines.
+        progress: True shows on standard error which ranks have answered, while the call is waited for: a bar
+            where rich is installed, else lines.
     """
 
     timeout_s: float | None = None

@@ -37,7 +37,7 @@ class CallMetrics:
         """Counts what came of it."""
         tags = {"group": call.group, "method": call.method}
         self._seconds.observe(call.seconds, tags)
-        if call.error is not None:
+        if call.error:
             self._failed.inc(1, tags)
         if call.bytes_in:
             self._bytes_in.inc(call.bytes_in, tags)
