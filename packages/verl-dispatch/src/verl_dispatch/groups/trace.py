@@ -86,7 +86,7 @@ class TracedCall:
         self.error: str = ""
         self.shifts: Mapping[str, float] = {}
         self._observers = tuple(observers)
-        self._begin = self._planned = self._sent = time.time()
+        self._begin = self._planned = self._sending = self._sent = time.time()
         self._collecting: float | None = None
         self._ended: float | None = None
         self._answered: Mapping[int, float] = {}
@@ -100,6 +100,7 @@ class TracedCall:
         self._planned, self.ranks = time.time(), plan.called_ranks
         self.bytes_out = tuple(map(bytes_of_call, plan.calls))
         self.bytes_sent = bytes_of_calls(plan.calls)
+        self._sending = time.time()
 
     def sent(
         self,
@@ -161,7 +162,7 @@ class TracedCall:
         """Plan and send, then queue, fetch and run of each rank that has reported, then collect."""
         made = [
             Stage("plan", None, self._begin, self._planned),
-            Stage("send", None, self._planned, self._sent, self.bytes_sent),
+            Stage("send", None, self._sending, self._sent, self.bytes_sent),
         ]
         sizes = dict(zip(self.ranks, self.bytes_out, strict=True))
         for rank, stamps in sorted(self._stamps().items()):
@@ -219,7 +220,6 @@ def _nearest_to_zero(low: float, high: float) -> float:
 
 
 _HEAD = ("call", "group", "ms", "plan", "send", "queue", "fetch", "run", "collect", "out", "in", "slowest")
-_PER_RANK = ("queue", "fetch", "run")
 
 
 class Trace:
