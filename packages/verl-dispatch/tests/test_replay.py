@@ -7,6 +7,7 @@ import pickle
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from verl_dispatch import Dispatch, LocalWorkerGroup, Worker, WorkerGroupError, register
+from verl_dispatch import ClassWithInitArgs, Dispatch, LocalWorkerGroup, Worker, WorkerGroupError, register
 from verl_dispatch.errors import NotPicklableError, NotTheOwnerError
 from verl_dispatch.local.replay import RecordedCall, main
 from verl_dispatch.workers.roles import create_colocated_worker_raw_cls
@@ -108,8 +109,9 @@ def test_recording_goes_on_after_a_restart(group: Any, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_said_beside_the_failure(group: Any, tmp_path: Path) -> None:
+    lock = threading.Lock()
     with group.record(tmp_path), pytest.raises(WorkerGroupError, match="kept") as caught:
-        group.keep(lambda: 0)
+        group.keep(lambda: lock)
     assert "could not be recorded: an argument cannot be pickled" in str(caught.value)
     file = tmp_path / "file"
     file.write_text("")
@@ -121,14 +123,31 @@ def test_what_cannot_be_recorded_is_refused(group: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'error' or 'all'"):
         group.record(tmp_path, on="never")
     unknown: Any = Scorer
+    lock = threading.Lock()
     with (
-        LocalWorkerGroup(unknown, 1, lambda: 0) as odd,
+        LocalWorkerGroup(unknown, 1, lambda: lock) as odd,
         pytest.raises(NotPicklableError, match=r"Scorer, or an argument of its constructor"),
     ):
         odd.record(tmp_path)
     roles = LocalWorkerGroup(create_colocated_worker_raw_cls({"a": Scorer}), 1)
     with roles, pytest.raises(NotTheOwnerError, match="record"):
         roles.role("a").record(tmp_path)
+
+
+def test_a_call_of_a_role_runs_again_beside_the_other_roles(tmp_path: Path) -> None:
+    class Local(Scorer):
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def other(self) -> Any:
+            return self.fused_worker_dict["a"].scale
+
+    roles = {"a": ClassWithInitArgs(Scorer, 7.0), "b": ClassWithInitArgs(Local)}
+    with LocalWorkerGroup(create_colocated_worker_raw_cls(roles), 1) as group:
+        view: Any = group.role("b")
+        with group.record(tmp_path, on="all"):
+            assert view.other() == [7.0]
+    [path] = files(tmp_path)
+    with closing(RecordedCall.read(path)) as call:
+        assert call.run() == 7.0
 
 
 # --- the command line -------------------------------------------------------------------------------------

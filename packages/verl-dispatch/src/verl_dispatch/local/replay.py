@@ -117,7 +117,8 @@ class _Unpickler(pickle.Unpickler):
         self._main = main
 
     def find_class(self, module: str, name: str, /) -> Any:
-        if module != "__main__" or self._main in (None, getattr(sys.modules["__main__"], "__file__", None)):
+        here = getattr(sys.modules["__main__"], "__file__", None)
+        if module != "__main__" or self._main in (None, here):
             return super().find_class(module, name)
         return reduce(getattr, name.split("."), _program(self._main))
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -28,6 +29,7 @@ __all__ = [
     "RecordWhen",
     "Recorder",
     "Stamps",
+    "dumps",
     "pickled",
     "random_states",
     "set_random_states",
@@ -121,7 +123,20 @@ class Observation:
 # --- A call in a file, from which `python -m verl_dispatch replay` runs it again ----------------------------
 
 
-def pickled(made_from: Any, cls: type, dumps: Callable[[Any], bytes] = pickle.dumps) -> bytes:
+def dumps(value: Any) -> bytes:
+    """The value, pickled; what pickle cannot name by cloudpickle, which comes with tensordict."""
+    try:
+        by_value: Callable[[Any], bytes] = import_module("cloudpickle").dumps
+    except ImportError:
+        by_value = pickle.dumps
+    try:
+        # What a notebook defines has a name, by which no other process finds it.
+        return (pickle.dumps if hasattr(sys.modules["__main__"], "__file__") else by_value)(value)
+    except Exception:
+        return by_value(value)
+
+
+def pickled(made_from: Any, cls: type, dumps: Callable[[Any], bytes] = dumps) -> bytes:
     """The bytes of a worker's class and its constructor's arguments.
 
     Raises:
@@ -150,7 +165,7 @@ class Recorder:
     on: RecordWhen
     made_from: bytes
     rank_info: RankInfo
-    dumps: Callable[[Any], bytes] = pickle.dumps
+    dumps: Callable[[Any], bytes] = dumps
 
     def draft(
         self,
