@@ -27,7 +27,8 @@ CHAT_TEMPLATE = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; prints where the model is."""
-    parser = argparse.ArgumentParser(prog="verl-grpo-tiny", description=__doc__.partition("\n")[0])
+    what = "Write a small language model with random weights."
+    parser = argparse.ArgumentParser(prog="verl-grpo-tiny", description=what)
     parser.add_argument("folder", type=Path, help="where to write the model and its tokenizer")
     parser.add_argument(
         "--data", type=Path, metavar="FILE", default=DEFAULT_FILE, help="text for the tokenizer"
