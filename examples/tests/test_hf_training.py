@@ -193,6 +193,18 @@ def test_other_settings_cannot_be_resumed_with(
     assert len(_metrics(tmp_path)) == 1
 
 
+def test_resuming_a_run_that_is_done_says_what_it_came_to(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*small, "--steps", "2", "--out", str(tmp_path)]
+    assert main(options) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert main([*options, "--resume"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert {**again, "seconds": first["seconds"]} == first
+    assert len(_metrics(tmp_path)) == 2
+
+
 @pytest.mark.slow
 def test_the_policy_learns(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--backend", "local", "--steps", "24", "--evaluate-every", "24"]

@@ -57,7 +57,7 @@ class Checkpoints:
 
     def _newest_first(self) -> list[Path]:
         found = [folder for folder in self._folder.glob("step-*") if not folder.suffix]
-        return sorted(found, reverse=True)
+        return sorted(found, key=lambda folder: int(folder.name.removeprefix("step-")), reverse=True)
 
 
 def read_position(folder: Path) -> Position:

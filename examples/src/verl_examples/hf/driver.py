@@ -68,6 +68,7 @@ class Trainer:
         if self.roles.critic is not None:
             self.roles.critic.load(checkpoint / "critic")
         self._load_reference()
+        self._measure()
 
     def _warm_up(self) -> None:
         shown = self._questions.train[: self.settings.warm_up_questions]

@@ -45,8 +45,10 @@ class ModelWorker(Worker, ABC):
         return torch.device("cuda", index or 0) if self.settings.gpus else torch.device("cpu")
 
     def passes(self, batch: DataProto) -> Iterator[tuple[DataProto, Sequences]]:
-        """The batch in parts that the model sees at once. Equal numbers of rows make equal numbers of parts,
-        which shards need, for the ranks meet in every pass."""
+        """The batch in parts that the model sees at once.
+
+        Ranks with shards meet in every pass: they must have equally many rows.
+        """
         for part in batch.split(self.settings.answers_per_pass):
             yield part, Sequences.of(part, self.device)
 
