@@ -130,7 +130,8 @@ def api_breakages(package: Package, last: str, root: Path = ROOT) -> list[str]:
     old = griffe.load_git(module, ref=last, repo=root, search_paths=places, resolve_aliases=True)
     new = griffe.load(module, search_paths=[root / places[0]], resolve_aliases=True)
     found = griffe.find_breaking_changes(_with_public_names(old), _with_public_names(new))
-    return [" ".join(each.explain(griffe.ExplanationStyle.ONE_LINE).split()) for each in found]
+    explained = (each.explain(griffe.ExplanationStyle.ONE_LINE) for each in found)
+    return [re.sub(r"\x1b\[\d*m", "", text).strip() for text in explained]  # without colours
 
 
 def _with_public_names(module: Any) -> Any:
