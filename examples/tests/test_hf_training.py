@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 import torch
 from verl_examples.hf.cli import main
+from verl_examples.hf.driver import Trainer
 from verl_examples.hf.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from verl_examples.hf.models import load_causal_lm, load_tokenizer
+from verl_protocol import DataProto
+from verl_protocol.batch.apart import set_apart
+from verl_protocol.columns.remote import RemoteColumn
 
 pytestmark = [
     pytest.mark.skipif(find_spec("transformers") is None, reason="needs the extra hf"),
@@ -211,3 +215,24 @@ def test_the_policy_learns(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert main([*options, "--model", str(tiny), "--out", str(tmp_path)]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["accuracy_after"] > summary["accuracy_warmed_up"] + 0.3
+
+
+def test_the_driver_never_reads_the_columns_of_tokens(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = tmp_path / "near", tmp_path / "far"
+    assert main([*small, "--steps", "2", "--out", str(near)]) == 0
+    monkeypatch.setattr(set_apart, "__defaults__", (0,))
+    unread: list[set[str]] = []
+    learn = Trainer._learn
+
+    def watched(self: Trainer, batch: DataProto, step: int) -> dict[str, float]:
+        metrics = learn(self, batch, step)
+        held = {key: column for key, column in batch._held().items() if isinstance(column, RemoteColumn)}
+        unread.append({key for key, column in held.items() if column._fetched is None})
+        return metrics
+
+    monkeypatch.setattr(Trainer, "_learn", watched)
+    assert main([*small, "--steps", "2", "--out", str(far)]) == 0
+    assert _same(near, far)
+    assert [{"prompts", "responses", "rollout_log_probs"} <= keys for keys in unread] == [True, True]

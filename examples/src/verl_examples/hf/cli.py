@@ -27,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the last line of stdout is the result as JSON."""
     # Ray would otherwise build the environment anew for every worker of a program started by `uv run`.
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    # Ranks whose answers nobody waits for fail with those that are waited for, which say it.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     parser = _parser()
     given = vars(parser.parse_args(arguments))
     try:

@@ -72,7 +72,8 @@ class Attempts:
                 return self._attempt(resume)
             except WorkerGroupError as error:
                 resume = latest_checkpoint(self._settings) is not None
-                if not a_worker_died(error) or self.restarts == self._settings.max_restarts or not resume:
+                # What a living worker raised, it would raise again.
+                if not resume or self.restarts == self._settings.max_restarts or not self._roles.lost_any():
                     raise
                 self.restarts += 1
                 self._screen.print(f"{str(error).splitlines()[0]}; starting again from the last checkpoint")
@@ -109,14 +110,6 @@ class Attempts:
         self._screen.print(
             f"    {shown.question.prompt!r} -> {shown.answer!r}  reward {shown.score:g}", style="dim"
         )
-
-
-def a_worker_died(error: WorkerGroupError) -> bool:
-    """Whether starting anew may help: what a worker raised, it would raise again."""
-    failures = error.errors.values()
-    # Only what was raised has a traceback; in one process a worker dies by SystemExit.
-    died = (not failure.traceback or isinstance(failure.cause, SystemExit) for failure in failures)
-    return not failures or any(died)
 
 
 def latest_checkpoint(settings: Settings) -> Path | None:
