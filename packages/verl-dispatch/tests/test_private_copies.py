@@ -98,6 +98,44 @@ def test_cycles_end() -> None:
     assert made["pair"][0] is made["list"]
 
 
+def endless_array() -> Any:
+    rows = np.empty((2, 1), dtype=object)
+    rows[0, 0], rows[1, 0] = {"rows": [rows]}, torch.ones(1)
+    return rows
+
+
+def batch_in_itself() -> DataProto:
+    data = DataProto.from_dict({"i": torch.ones(1)}, {"s": [None]}, {"kept": [1]})
+    data.column("s")[0] = (data,)
+    data.meta_info["all"] = data.meta_info
+    return data
+
+
+def test_object_arrays_and_batches_may_hold_themselves() -> None:
+    rows, data = endless_array(), batch_in_itself()
+    made, [also] = private_copy((rows, [data]))
+    assert made.shape == (2, 1)
+    assert made[0, 0]["rows"][0] is made
+    made[1, 0].zero_()
+    assert float(rows[1, 0]) == 1.0
+    assert also.column("s")[0][0] is also
+    assert also.meta_info["all"] is also.meta_info
+    assert also.meta_info is not data.meta_info
+    also.tensor("i").zero_()
+    also.meta_info["kept"].append(2)
+    assert (float(data.tensor("i")), data.meta_info["kept"]) == (1.0, [1])
+
+
+def test_objects_of_the_users_may_hold_arrays_that_hold_themselves_and_tensors_of_a_computation() -> None:
+    value, again = Config(nested={"rows": endless_array()}), Config()
+    value.weights = again.weights = torch.ones(3, requires_grad=True) * 2
+    made, other = private_copy([value, again])
+    assert made.nested["rows"][0, 0]["rows"][0] is made.nested["rows"]
+    assert made.weights is other.weights
+    assert made.weights is not value.weights
+    assert made.weights.tolist() == [2, 2, 2]
+
+
 def test_arrays_of_objects_hold_copies() -> None:
     rows = np.empty(3, dtype=object)
     rows[:] = [[1], {"t": torch.ones(1)}, "text"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from verl_protocol import DataProtoFuture
@@ -69,6 +70,18 @@ class TestIsolation(SharedGroups):
         for _, x, y in group.one_to_all({"a": shared, "b": shared}):
             assert x["a"] is x["b"]
             assert y is None
+
+    @pytest.mark.parametrize("numel", [3, 1 << 18])
+    def test_values_that_hold_themselves_arrive_so(self, group: Any, numel: int) -> None:
+        rows = np.empty(2, dtype=object)
+        rows[:] = [[rows], torch.ones(numel)]
+        data = batch(3, weights=torch.ones(numel))
+        data.meta_info["all"] = [data.meta_info]
+        for _, got, (again,) in group.one_to_all(rows, y=(data,)):
+            assert got[0][0] is got
+            assert float(got[1].sum()) == numel
+            assert again.meta_info["all"][0] is again.meta_info
+        assert [rank for rank, _, _ in group.one_to_all(data)] == [0, 1, 2, 3]
 
 
 # --- Results that are still being made, handed on -----------------------------------------------------------

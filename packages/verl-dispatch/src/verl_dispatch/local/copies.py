@@ -16,7 +16,9 @@ from typing import Any, NoReturn, SupportsIndex, TypeVar
 import numpy as np
 import torch
 from verl_protocol import DataProto, DataProtoFuture
+from verl_protocol.columns.objects import fill_objects
 from verl_protocol.columns.reading import InProcessStore, Stored
+from verl_protocol.columns.walk import deep_copy
 from verl_protocol.futures.parts import Deadline, values_of, wait_async
 from verl_protocol.kinds import is_jagged, is_tensordict, is_unbatched
 from verl_protocol.wire import dumps, loads
@@ -134,7 +136,7 @@ def _copier(value: Any, kind: type) -> Callable[[Any, Memo], Any]:
         return _copy_batch
     if isinstance(value, (Future, type)):
         return _as_it_is
-    return copy.deepcopy
+    return deep_copy
 
 
 def _as_it_is(value: Any, memo: Memo) -> Any:
@@ -167,12 +169,10 @@ def _copy_dict(value: dict[Any, Any], memo: Memo) -> dict[Any, Any]:
 
 
 def _copy_array(value: Any, memo: Memo) -> Any:
-    made = value.copy()
-    if value.dtype == object:
-        flat, source = made.reshape(-1), value.reshape(-1)
-        for index, item in enumerate(source):
-            flat[index] = _copied(item, memo)
-        made = flat.reshape(value.shape)
+    if value.dtype != object:
+        return value.copy()
+    made = memo[id(value)] = np.empty(value.shape, dtype=object)
+    fill_objects(made, [_copied(item, memo) for item in value.ravel().tolist()])
     return made
 
 
@@ -184,15 +184,16 @@ def _copy_tensor(value: torch.Tensor, memo: Memo) -> torch.Tensor:
     if isinstance(value, torch.nn.Parameter):
         return torch.nn.Parameter(value.detach().clone(), value.requires_grad)
     if type(value) is not torch.Tensor and not is_jagged(value):
-        return copy.deepcopy(value, memo)
+        return deep_copy(value, memo)
     made = value.detach().clone()
     # The history of a computation stays where it was made.
     return made.requires_grad_() if value.requires_grad and value.is_leaf else made
 
 
 def _copy_batch(value: DataProto, memo: Memo) -> DataProto:
-    tensors = _copied_values(value._held(), memo) if value._has_batch() else None
-    made = value._with(tensors, value._row_count(), _copied_values(value.non_tensor_batch, memo), {})
+    made = memo[id(value)] = value._with(None, value._row_count(), {}, {})
+    made._tensors = _copied_values(value._held(), memo) if value._has_batch() else None
+    made.non_tensor_batch = _copied_values(value.non_tensor_batch, memo)
     made.meta_info = _copied(value.meta_info, memo)
     for name, item in value._private().items():
         if type(item) not in _SHARED_TYPES:

@@ -311,16 +311,15 @@ def _objects_of(call: RankCall) -> Iterator[Any]:
 def inner_of(value: Any) -> Iterator[Any]:
     """What is worth storing once within an argument: values of the `meta_info` that all parts have."""
     if is_proto(value):
-        yield from _bulky(value.meta_info)
+        yield from _bulky(value.meta_info, set())
 
 
-def _bulky(value: Any) -> Iterator[Any]:
-    if type(value) is dict:
-        for entry in value.values():
-            yield from _bulky(entry)
-    elif type(value) in (list, tuple):
-        for entry in value:
-            yield from _bulky(entry)
+def _bulky(value: Any, met: set[int]) -> Iterator[Any]:
+    if type(value) in (dict, list, tuple):
+        if id(value) not in met:
+            met.add(id(value))
+            for entry in value.values() if type(value) is dict else value:
+                yield from _bulky(entry, met)
     elif (
         is_tensor(value)
         or isinstance(value, np.ndarray)

@@ -129,15 +129,14 @@ def _storage(leaf: Leaf) -> tuple[object, int]:
 
 def deep_copy(value: T, memo: dict[int, Any]) -> T:
     """`copy.deepcopy`, also of tensors with a gradient graph and of object arrays that hold themselves."""
-    found = dict(memo)
+    known = len(memo)
     try:
-        made = copy.deepcopy(value, found)
+        return copy.deepcopy(value, memo)
     except RuntimeError:  # a RecursionError is one
-        found = dict(memo)
-        _copy_beforehand(value, found)
-        made = copy.deepcopy(value, found)
-    memo.update(found)
-    return made
+        for half_made in list(memo)[known:]:
+            del memo[half_made]
+        _copy_beforehand(value, memo)
+        return copy.deepcopy(value, memo)
 
 
 def _copy_beforehand(value: object, memo: dict[int, Any]) -> None:

@@ -17,6 +17,7 @@ import ray
 from verl_dispatch.planning.parts import FuturePart, PaddedPart
 from verl_dispatch.planning.plan import RankCall, arguments_of, inner_of
 from verl_protocol import DataProtoFuture
+from verl_protocol.columns.walk import Replacer
 from verl_protocol.wire import nbytes_of
 
 from verl_ray.calls.futures import (
@@ -36,7 +37,6 @@ from verl_ray.wire.message import (
     Readers,
     Slot,
     is_scalar,
-    map_within,
     packed,
 )
 from verl_ray.wire.refs import transport_of
@@ -197,13 +197,7 @@ class Packer:
         """The batch without what of its `meta_info` is stored."""
         rest = copy.copy(batch)
         rest.meta_info = {}
-        return BatchWithSlots(rest, self._without_stored(batch.meta_info, beside))
-
-    def _without_stored(self, value: Any, beside: _References) -> Any:
-        ref = self._stored.get(id(value))
-        if ref is not None:
-            return beside.slot(ref)
-        return map_within(value, lambda each: self._without_stored(each, beside))
+        return BatchWithSlots(rest, _WithoutStored(self._stored, beside)(batch.meta_info))
 
     def _place_future(
         self, future: DataProtoFuture[Any], beside: _References, padded: FuturePart | None = None
@@ -266,6 +260,18 @@ class _References:
         transport = transport_of(ref)
         own = transport if transport is not None and self._is_own(ref, self._rank) else None
         return Slot(self.refs.index(ref), own)
+
+
+class _WithoutStored(Replacer):
+    """Puts slots in the place of what is stored, anywhere inside a value."""
+
+    def __init__(self, stored: Mapping[int, Any], beside: _References) -> None:
+        super().__init__()
+        self._stored, self._beside = stored, beside
+
+    def __call__(self, value: Any) -> Any:
+        ref = self._stored.get(id(value))
+        return super().__call__(value) if ref is None else self._beside.slot(ref)
 
 
 def _all_plain(values: Iterable[Any]) -> bool:

@@ -6,20 +6,18 @@ calls that pass no reference pay nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import ray
 from verl_dispatch.planning.plan import RankCall, arguments_of
-from verl_protocol.futures.any_batch import is_proto
+from verl_protocol.columns.walk import visited
 
 from verl_ray.errors import StaleFutureError
 
 __all__ = ["refuse_retired", "retire"]
 
 
-_PLAIN = frozenset([type(None), bool, int, float, complex, str, bytes])
 _RETIRED: dict[bytes, tuple[str, int]] = {}
 """Actor id -> name of its group, and the generation that the actor belonged to; a few bytes each."""
 
@@ -41,8 +39,8 @@ def refuse_retired(calls: Iterable[RankCall]) -> None:
     # Ranks that get the same are looked at once.
     alike = {(id(call.args), id(call.kwargs)): call for call in calls}
     distinct = {id(value): value for call in alike.values() for value in arguments_of(call)}
-    for ref in _references(distinct.values()):
-        made_by = _RETIRED.get(ref.task_id().actor_id().binary())
+    for _, ref in visited(list(distinct.values())):
+        made_by = _RETIRED.get(ref.task_id().actor_id().binary()) if isinstance(ref, ray.ObjectRef) else None
         if made_by is not None:
             group, generation = made_by
             raise StaleFutureError(
@@ -52,30 +50,3 @@ def refuse_retired(calls: Iterable[RankCall]) -> None:
                 "workers; the group was restarted since, so it is refused: call the method again, or "
                 "pass the value",
             )
-
-
-def _references(values: Collection[Any]) -> Iterator[ray.ObjectRef[Any]]:
-    """Every reference in these, however deep it lies; values may contain themselves."""
-    open_ones: list[Collection[Any]] = [values]
-    seen: dict[int, Any] = {}
-    while open_ones:
-        inside = open_ones.pop()
-        # Lists of numbers or texts may be long; their types are seen faster than looked at one by one.
-        if _PLAIN.issuperset(map(type, inside)):
-            continue
-        for value in inside:
-            if isinstance(value, ray.ObjectRef):
-                yield value
-            elif id(value) not in seen:
-                seen[id(value)] = value
-                open_ones += _inside(value)
-
-
-def _inside(value: Any) -> list[Collection[Any]]:
-    if isinstance(value, Mapping):
-        return [value.values()]
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [value]
-    if isinstance(value, np.ndarray):
-        return [value.reshape(-1).tolist()] if value.dtype == object else []
-    return [value.meta_info.values(), value.non_tensor_batch.values()] if is_proto(value) else []

@@ -7,7 +7,7 @@ consumer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
@@ -16,6 +16,7 @@ from verl_dispatch.errors import NotPicklableError
 from verl_dispatch.planning.parts import FuturePart, PaddedPart
 from verl_protocol import DataProtoFuture
 from verl_protocol.columns.travel import MOST_OBJECTS
+from verl_protocol.columns.walk import Replacer
 from verl_protocol.futures.any_batch import is_proto
 from verl_protocol.wire import check_unwritten, dumps, pack
 
@@ -36,7 +37,6 @@ __all__ = [
     "check_picklable",
     "count_rows",
     "is_scalar",
-    "map_within",
     "open_message",
     "packed",
     "prepare_answer",
@@ -132,7 +132,7 @@ def _filled(value: Any, refs: tuple[Any, ...]) -> Any:
     elif isinstance(value, PaddedPart):
         return replace(value, value=_filled(value.value, refs))
     elif isinstance(value, BatchWithSlots):
-        value.batch.meta_info = _filled_within(value.meta_info, refs)
+        value.batch.meta_info = _SlotsFilled(refs)(value.meta_info)
         return value.batch
     return value
 
@@ -146,17 +146,15 @@ def _taken(slot: Slot, value: Any) -> Any:
     return value if slot.opens_for is None else opened_batch(value, slot.opens_for)
 
 
-def _filled_within(value: Any, refs: tuple[Any, ...]) -> Any:
-    if isinstance(value, Slot):
-        return _filled(value, refs)
-    return map_within(value, lambda each: _filled_within(each, refs))
+class _SlotsFilled(Replacer):
+    """Puts what the references gave in the place of slots anywhere inside a value."""
 
+    def __init__(self, refs: tuple[Any, ...]) -> None:
+        super().__init__()
+        self._refs = refs
 
-def map_within(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A dict, list or tuple of what `change` makes of its values; anything else as it is."""
-    if type(value) is dict:
-        return {key: change(each) for key, each in value.items()}
-    return type(value)(map(change, value)) if type(value) in (list, tuple) else value
+    def change(self, value: Any) -> Any:
+        return _filled(value, self._refs) if isinstance(value, Slot) else value
 
 
 def prepare_answer(value: Any, answer: Answer, method: str = "") -> Any:
