@@ -196,8 +196,10 @@ def test_several_columns_come_in_one_round() -> None:
     assert store.rounds == [2]
 
 
-def test_a_batch_tells_which_columns_are_remote() -> None:
+def test_a_batch_tells_which_columns_are_remote(capsys: pytest.CaptureFixture[str]) -> None:
     data = remote(FULL)
+    data.select(["a"], []).print_size()
+    assert f"remote: {FULL.select(['a'], []).nbytes() / 2**30} GB" in capsys.readouterr().out
     assert "a: int64[6, 2] remote in 2 pieces" in repr(data)
     assert "j: float32[6, 3, *] remote in 2 pieces" in repr(data)
     assert data.nbytes() < FULL.nbytes()

@@ -124,7 +124,8 @@ class ColumnError(InvalidArgumentError):
 
 
 class SchemaError(PortableError, ValueError):
-    """Parts whose columns do not fit together, or batches that hold one column with different values."""
+    """Parts whose columns do not fit together, batches that hold one column with different values, or columns
+    that are not as they are declared."""
 
 
 class RowCountError(PortableError, ValueError):

@@ -120,7 +120,7 @@ class BatchColumns(BatchRows):
         return storage_nbytes(self)
 
     def print_size(self, prefix: str = "") -> None:
-        """Print on one line how much memory tensors and non-tensor columns take."""
+        """Print on one line how much memory tensors and non-tensor columns take, and what is remote."""
         sys.stdout.write(describe.size_line(self, prefix) + "\n")
 
     def get_data_info(self) -> str:

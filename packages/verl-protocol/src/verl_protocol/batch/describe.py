@@ -121,6 +121,9 @@ def _describe_array(column: NDArray[Any]) -> str:
 
 def size_line(data: BatchState, prefix: str) -> str:
     """How much memory tensors and arrays take, on one line."""
-    tensors, arrays = nbytes_of(data._held()), nbytes_of(data.non_tensor_batch)
+    held = data._held()
+    tensors, arrays = nbytes_of(held), nbytes_of(data.non_tensor_batch)
     sizes = f"Size of tensordict: {tensors / GIB} GB, size of non_tensor_batch: {arrays / GIB} GB"
+    if remote := [column.nbytes for column in held.values() if isinstance(column, RemoteColumn)]:
+        sizes += f", remote: {sum(remote) / GIB} GB"
     return f"{prefix}, {sizes}" if prefix else sizes
