@@ -10,10 +10,15 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 from ray.cluster_utils import Cluster
+from ray.experimental import get_object_locations
 from verl_dispatch import Dispatch, Worker, WorkerGroupError, register
+from verl_protocol import DataProto
+from verl_protocol.errors import ColumnsLost
 from verl_ray import Death, RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, ResourceUnavailable
 from verl_ray.pools.cluster import alive_nodes
+from verl_ray.wire import store
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -56,12 +61,12 @@ def cluster(no_ray: None) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def nodes(cluster: Cluster) -> Iterator[Callable[[int], Any]]:
+def nodes(cluster: Cluster) -> Iterator[Callable[..., Any]]:
     """Adds a node with so many CPUs; those that are left go with the test."""
     added: list[Any] = []
 
-    def add(cpus: int) -> Any:
-        added.append(cluster.add_node(num_cpus=cpus))
+    def add(cpus: int, **more: Any) -> Any:
+        added.append(cluster.add_node(num_cpus=cpus, **more))
         return added[-1]
 
     yield add
@@ -160,6 +165,65 @@ def test_a_part_moves_and_the_other_part_stays_then_a_new_group_fits_on_what_is_
             assert [about[0] for about in group.about()] == [0, 1]
             assert home[0][3] not in {about[3] for about in group.about()}
             assert pool.lost_nodes() == ()
+
+
+ROWS, WIDTH = 4, 1_000_000
+
+
+class Maker(Worker):
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, remote=True)
+    def make(self, data: DataProto) -> DataProto:
+        return DataProto.from_dict({"wide": data.tensor("i")[:, None].repeat(1, WIDTH)})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, reads="wide")
+    def firsts(self, data: DataProto) -> DataProto:
+        return DataProto.from_dict({"first": data.tensor("wide")[:, 0].clone()})
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def node(self) -> str:
+        return str(ray.get_runtime_context().get_node_id())
+
+
+def test_columns_are_read_from_disk_and_those_of_a_lost_node_are_named_in_time(
+    cluster: Cluster, nodes: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        nodes(1, object_store_memory=80_000_000)
+    with (
+        RayResourcePool([1, 1], use_gpu=False, max_colocate_count=1) as pool,
+        RayWorkerGroup(pool, RayClassWithInitArgs(Maker), name_prefix="makers") as group,
+    ):
+        # Each node makes 96 MB, more than its store holds. What rank 1 reads is not copied to rank 0.
+        made = [group.make(rows_from(first)) for first in range(6)]
+        assert wait_for(lambda: is_spilled(made[0]))
+        assert group.firsts(made[0]).tensor("first").tolist() == rows_from(0).tensor("i").tolist()
+        assert group.firsts(DataProto.concat(made)).tensor("first").sum() == sum(range(6)) * ROWS + 6 * 6
+
+        cluster.remove_node(node_of(cluster, group.node()[1]), allow_graceful=False)
+        # Sooner than Ray hears of it.
+        monkeypatch.setattr(store, "_LOOK_AFTER_S", 0.2)
+        begin = time.monotonic()
+        with pytest.raises(
+            ColumnsLost, match=r"rows of wide are no longer there: no node .* be reached"
+        ) as caught:
+            made[4].fetch("wide")
+        lost = caught.value
+        assert (lost.group, lost.method, lost.rank, lost.generation) == ("makers", "make", 1, 0)
+        monkeypatch.undo()
+        with pytest.raises(ColumnsLost, match="rank 1 of group 'makers'"):
+            made[5].fetch("wide")
+        assert time.monotonic() - begin < 10
+        assert made[4][: ROWS // 2].tensor("wide")[:, 0].tolist() == [4, 5]
+
+
+def rows_from(first: int) -> DataProto:
+    return DataProto.from_dict({"i": torch.arange(first, first + ROWS)})
+
+
+def is_spilled(data: DataProto) -> bool:
+    column: Any = data._held()["wide"]
+    places = get_object_locations([piece.ref for piece in column.pieces])
+    return all(place["did_spill"] for place in places.values())
 
 
 def node_of(cluster: Cluster, node_id: str) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.experimental import get_object_locations
 from verl_protocol.errors import ColumnsLost
 from verl_protocol.futures.any_batch import is_proto
 
@@ -17,6 +20,11 @@ if TYPE_CHECKING:
     from verl_protocol.columns.remote import Piece
 
 __all__ = ["RAY_STORE", "with_objects"]
+
+
+_LOOK_AFTER_S: Final = 2.0
+_CONNECT_S: Final = 1.0
+_ASK_MS: Final = 2_000
 
 
 class _RayStore:
@@ -34,11 +42,19 @@ class _RayStore:
         """
         if not ray.is_initialized():
             raise ColumnsLost(columns, "this process has left the cluster", *_maker(pieces[0]))
-        try:
-            found: list[Mapping[str, Any]] = ray.get([piece.ref for piece in pieces])
-        except RayError:
-            raise _lost(pieces, columns) from None
-        return found
+        refs, limit_s = [piece.ref for piece in pieces], _LOOK_AFTER_S
+        while True:
+            try:
+                found: list[Mapping[str, Any]] = ray.get(refs, timeout=limit_s)
+                return found
+            except RayError as error:
+                if isinstance(error, RayTaskError) or not isinstance(error, GetTimeoutError):
+                    raise _lost(pieces, columns, error) from error
+                if gone := _out_of_reach(pieces):
+                    reason = "no node that has them can be reached"
+                    raise ColumnsLost(columns, reason, *_maker(gone)) from None
+                # What is only slow begins anew each time, so it gets longer each time.
+                limit_s *= 2
 
     def __reduce__(self) -> str:
         return "RAY_STORE"
@@ -47,17 +63,40 @@ class _RayStore:
 RAY_STORE: Final = _RayStore()
 
 
-def _lost(pieces: Sequence[Piece], columns: str) -> ColumnsLost:
-    """The error for the first piece that cannot be had."""
+def _out_of_reach(pieces: Sequence[Piece]) -> Piece | None:
+    """The first piece none of whose nodes can be reached.
+
+    Ray tells of a lost node when its health checks have failed often enough, which takes 13 seconds and more.
+    """
+    try:
+        places = get_object_locations([piece.ref for piece in pieces], timeout_ms=_ASK_MS)
+    except GetTimeoutError:
+        return None
+    nodes: Any = ray.nodes
+    ports = {node["NodeID"]: (node["NodeManagerAddress"], node["ObjectManagerPort"]) for node in nodes()}
+    reached = lru_cache(_can_be_reached)
     for piece in pieces:
-        try:
-            ray.get(piece.ref)
-        except RayError as error:
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            lost = ColumnsLost(columns, reason, *_maker(piece))
-            lost.__cause__ = error
-            return lost
-    return ColumnsLost(columns, "Ray could not give them just now", *_maker(pieces[0]))
+        # A small object has no place, nor has one that nobody has made yet.
+        on = places.get(piece.ref, {}).get("node_ids", ())
+        if on and not any(reached(ports.get(node)) for node in on):
+            return piece
+    return None
+
+
+def _can_be_reached(port: tuple[str, int] | None) -> bool:
+    try:
+        if port is not None:
+            socket.create_connection(port, timeout=_CONNECT_S).close()
+    except OSError:
+        return False
+    return port is not None
+
+
+def _lost(pieces: Sequence[Piece], columns: str, error: RayError) -> ColumnsLost:
+    ref = getattr(error, "object_ref_hex", None)
+    piece = next((piece for piece in pieces if piece.ref.hex() == ref), pieces[0])
+    said = str(error).split(". ")[0].strip()
+    return ColumnsLost(columns, f"{type(error).__name__}: {said}", *_maker(piece))
 
 
 def _maker(piece: Piece) -> tuple[Any, ...]:
