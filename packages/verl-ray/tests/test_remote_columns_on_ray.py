@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,7 +82,7 @@ def test_it_outlives_the_workers_that_made_it(group: Any) -> None:
 def test_what_is_lost_is_named_with_its_maker(group: Any) -> None:
     data = group.make(ids())
     column: Any = data._held()["wide"]
-    gone = [replace(piece, ref=never_made.remote()) for piece in column.pieces]
+    gone = [piece._replace(ref=never_made.remote()) for piece in column.pieces]
     data._set_columns({**data._held(), "wide": RemoteColumn(column.form, gone)}, ROWS, None)
     with pytest.raises(
         ColumnsLost, match=r"wide are no longer there.*rank 0 of group 'makers'.*'make'"
