@@ -196,6 +196,7 @@ async def awaited(group: LocalWorkerGroup[Trainer], batch: DataProto) -> None:
 
 def other_groups(
     base: WorkerGroup[Trainer, Any],
+    one_of_two: LocalWorkerGroup[Trainer | BiggerTrainer],
     either: LocalWorkerGroup[Trainer] | LocalWorkerGroup[BiggerTrainer],
     maybe: LocalWorkerGroup[Trainer] | None,
     keeper: LocalWorkerGroup[Keeper[int]],
@@ -203,6 +204,8 @@ def other_groups(
 ) -> None:
     base.lod("path")  # type: ignore[attr-defined]
     base.load(1)  # type: ignore[arg-type]
+    one_of_two.size()  # type: ignore[attr-defined]
+    one_of_two.load(1)  # type: ignore[arg-type]
     either.size()  # type: ignore[attr-defined]
     either.load(1)  # type: ignore[arg-type]
     either.update_actor(batch).append(batch)  # type: ignore[attr-defined]

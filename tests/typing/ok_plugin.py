@@ -103,6 +103,10 @@ def one_of_two(group: LocalWorkerGroup[Trainer] | LocalWorkerGroup[BiggerTrainer
     assert_type(group.update_actor(batch), DataProto)
 
 
+def workers_of_two_classes(group: LocalWorkerGroup[Trainer | BiggerTrainer], batch: DataProto) -> None:
+    assert_type(group.update_actor(batch), DataProto)
+
+
 def what_the_group_itself_has(group: LocalWorkerGroup[Trainer]) -> None:
     assert_type(group.world_size, int)
 

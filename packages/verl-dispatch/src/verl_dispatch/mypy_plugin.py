@@ -94,7 +94,13 @@ def _attribute_of_group(name: str, ctx: AttributeContext) -> Type:
     groups = [group for group in _instances(ctx.type) if group.type.get(name) is None]
     if ctx.is_lvalue or not groups:
         return ctx.default_attr_type
-    return make_simplified_union([_worker_method(name, group, ctx) for group in groups])
+    methods = [
+        _worker_method(name, group, worker, ref, ctx)
+        for group in groups
+        for given, ref in [_arguments_as(group, GROUPS)]
+        for worker in _items(given.upper_bound if isinstance(given, TypeVarType) else given)
+    ]
+    return make_simplified_union(methods)
 
 
 def _attribute_of_worker(ctx: MethodContext) -> Type:
@@ -135,10 +141,9 @@ def _instances(typ: Type) -> Iterator[Instance]:
         yield proper
 
 
-def _worker_method(name: str, group: Instance, ctx: AttributeContext) -> Type:
-    worker, ref = _arguments_as(group, GROUPS)
-    if isinstance(worker, TypeVarType):
-        worker = get_proper_type(worker.upper_bound)
+def _worker_method(
+    name: str, group: Instance, worker: ProperType, ref: ProperType, ctx: AttributeContext
+) -> Type:
     if not isinstance(worker, Instance):
         return ctx.default_attr_type
     owner = next((base for base in worker.type.mro if name in base.names), None)
