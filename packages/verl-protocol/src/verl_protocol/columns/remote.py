@@ -8,6 +8,7 @@ reads from is not known here; a store is whatever gives the values of references
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -116,11 +117,10 @@ class Piece(NamedTuple):
     nbytes: int
     origin: Origin | None = None
 
-    def holds_same(self, other: Piece) -> bool:
-        """Whether both are the same rows of the same column."""
-        if self.store is None or other.store is None:
-            return self.ref is other.ref
-        return self.store is other.store and self.key == other.key and bool(self.ref == other.ref)
+    @property
+    def name(self) -> tuple[Any, ...]:
+        """What tells its rows from those of all other pieces."""
+        return (0, id(self.ref), "") if self.store is None else (id(self.store), self.ref, self.key)
 
 
 RowMap: TypeAlias = "range | NDArray[np.int64]"
@@ -137,15 +137,23 @@ class RemoteColumn:
         form: kind, dtype and shape of the rows.
         pieces: where they lie.
         rows: which of their rows this column has.
+        starts: where each piece begins among the rows of all, and where the last one ends.
         at_hand: by reference, what has been fetched of its pieces for a column beside it that was read.
     """
 
-    __slots__ = ("_fetched", "_version", "at_hand", "form", "pieces", "rows")
+    __slots__ = ("_fetched", "_version", "at_hand", "form", "pieces", "rows", "starts")
 
-    def __init__(self, form: ColumnForm, pieces: Iterable[Piece], rows: RowMap | None = None) -> None:
+    def __init__(
+        self,
+        form: ColumnForm,
+        pieces: Iterable[Piece],
+        rows: RowMap | None = None,
+        starts: Sequence[int] | None = None,
+    ) -> None:
         self.form: ColumnForm = form
         self.pieces: tuple[Piece, ...] = tuple(pieces)
-        self.rows: RowMap = range(sum(piece.num_rows for piece in self.pieces)) if rows is None else rows
+        self.starts: Sequence[int] = _starts_of(self.pieces) if starts is None else starts
+        self.rows: RowMap = range(self.starts[-1]) if rows is None else rows
         self.at_hand: Mapping[Any, Mapping[str, Any]] = {}
         self._fetched: Any = None
         self._version = -1
@@ -179,7 +187,7 @@ class RemoteColumn:
         each = self.form.row_nbytes
         if each is not None:
             return each * len(self)
-        held = sum(piece.num_rows for piece in self.pieces)
+        held = self.starts[-1]
         return 0 if not held else sum(piece.nbytes for piece in self.pieces) * len(self) // held
 
     @property
@@ -200,19 +208,20 @@ class RemoteColumn:
 
     def take(self, index: RowIndex) -> RemoteColumn:
         """The rows of a normalised index."""
-        return RemoteColumn(self.form, self.pieces, _compose(self.rows, index))
+        return self._having(_compose(self.rows, index))
+
+    def _having(self, rows: RowMap) -> RemoteColumn:
+        """Other rows of the same pieces."""
+        return RemoteColumn(self.form, self.pieces, rows, self.starts)
 
     def repeat(self, times: int, interleave: bool) -> RemoteColumn:
         """Every row `times` times: `a a b b` (interleave) or `a b a b`."""
         rows = np.asarray(self.rows, np.int64)
-        return RemoteColumn(
-            self.form, self.pieces, rows.repeat(times) if interleave else np.tile(rows, times)
-        )
+        return self._having(rows.repeat(times) if interleave else np.tile(rows, times))
 
     def trimmed(self) -> RemoteColumn:
         """The same rows with only those pieces that they lie in, which is all that a reader has to know."""
-        starts = _starts_of(self.pieces)
-        used = _owners(self.rows, starts)
+        starts, used = self.starts, _owners(self.rows, self.starts)
         if len(used) == len(self.pieces):
             return self
         kept = [self.pieces[place] for place in used]
@@ -226,7 +235,7 @@ class RemoteColumn:
 
     def to(self, device: torch.device) -> RemoteColumn:
         """The same rows, to be read onto a device."""
-        moved = RemoteColumn(self.form._replace(device=device), self.pieces, self.rows)
+        moved = RemoteColumn(self.form._replace(device=device), self.pieces, self.rows, self.starts)
         if self._fetched is not None:
             moved.keep(self._fetched.to(device))
         return moved
@@ -235,17 +244,17 @@ class RemoteColumn:
         """Whether both are the same rows of the same pieces, in the same order."""
         return (
             len(self.pieces) == len(other.pieces)
-            and all(one.holds_same(another) for one, another in zip(self.pieces, other.pieces, strict=True))
+            and all(one.name == another.name for one, another in zip(self.pieces, other.pieces, strict=True))
             and same_rows(self.rows, other.rows)
         )
 
     @property
     def is_sparse(self) -> bool:
         """Whether it has less than an eighth of the rows that its pieces keep in the store."""
-        return 8 * len(self) < sum(piece.num_rows for piece in self.trimmed().pieces)
+        return 8 * len(self) < self.trimmed().starts[-1]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RemoteColumn:
-        return RemoteColumn(self.form, self.pieces, self.rows)
+        return self._having(self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not may_travel():
@@ -280,17 +289,19 @@ def restored(
 
 def concat_remote(columns: Sequence[Any]) -> RemoteColumn:
     """The rows of all columns, one after the other; columns that are here become pieces of their own."""
-    parts = [column if isinstance(column, RemoteColumn) else _here(column) for column in columns]
-    pieces: list[Piece] = []
-    places = [[_place_of(piece, pieces) for piece in part.pieces] for part in parts]
+    # Trimmed, as each part of a batch that was cut into many still names all pieces.
+    parts = [column.trimmed() if isinstance(column, RemoteColumn) else _here(column) for column in columns]
+    known: dict[Any, int] = {}
+    places = [[known.setdefault(piece.name, len(known)) for piece in part.pieces] for part in parts]
+    pieces = list({piece.name: piece for part in parts for piece in part.pieces}.values())
     starts = _starts_of(pieces)
     maps = [_moved(part, where, starts) for part, where in zip(parts, places, strict=True)]
-    return RemoteColumn(parts[0].form, pieces, _joined(maps))
+    return RemoteColumn(parts[0].form, pieces, _joined(maps), starts)
 
 
 def _moved(part: RemoteColumn, places: Sequence[int], starts: Sequence[int]) -> RowMap:
     """The row map of a part whose pieces stand at these places of a longer list, which begin at `starts`."""
-    before = _starts_of(part.pieces)
+    before = part.starts
     shifts = [starts[place] - start for place, start in zip(places, before, strict=False)]
     rows = part.rows
     if not len(rows):
@@ -322,8 +333,8 @@ def _starts_of(pieces: Sequence[Piece]) -> list[int]:
 def _owners(rows: RowMap, starts: Sequence[int]) -> list[int]:
     """The places of the pieces that these rows lie in, in order."""
     if isinstance(rows, range) and rows.step == 1:
-        spans = enumerate(pairwise(starts))
-        return [place for place, (first, end) in spans if max(first, rows.start) < min(end, rows.stop)]
+        first, end = bisect_right(starts, rows.start) - 1, bisect_left(starts, rows.stop)
+        return [place for place in range(first, end) if starts[place] < starts[place + 1]] if rows else []
     found: list[int] = np.unique(_owner_of_each(rows, starts)).tolist()
     return found
 
@@ -340,16 +351,6 @@ def _shifted(rows: RowMap, starts: Sequence[int], shifts: NDArray[np.int64]) -> 
 def _here(column: Any) -> RemoteColumn:
     nbytes = int(getattr(column, "nbytes", 0))
     return RemoteColumn(form_of(column), [Piece(None, column, "", int(column.shape[0]), nbytes)])
-
-
-def _place_of(piece: Piece, pieces: list[Piece]) -> int:
-    """Where the piece stands among `pieces`, which it joins if it does not."""
-    # From the end: parts of one batch name the same pieces one after the other.
-    for place in reversed(range(len(pieces))):
-        if pieces[place].holds_same(piece):
-            return place
-    pieces.append(piece)
-    return len(pieces) - 1
 
 
 def _compose(rows: RowMap, index: RowIndex) -> RowMap:
