@@ -75,6 +75,7 @@ def settings_of(given: dict[str, Any]) -> Settings:
     """The settings of a command line, with the defaults that follow from other options."""
     if given["algorithm"] == "ppo" and given["answers_per_question"] is None:
         given["answers_per_question"] = 1
+    given["stop"] = tuple(given["stop"] or ())
     if given["clip_high"] is None:
         given["clip_high"] = given["clip_low"]
     known = {field.name for field in fields(Settings)}
