@@ -24,7 +24,23 @@ def test_rank_and_device_variables_cannot_be_set_from_outside(name: str) -> None
 
 @pytest.mark.parametrize("variables", [{"A": 1}, {1: "a"}, {"A": None}])
 def test_variables_are_strings(variables: dict[Any, Any]) -> None:
-    with pytest.raises(TypeError, match=r"worker_env has .* expected a str"):
+    with pytest.raises(TypeError, match=r"worker_env has .* expected strs"):
+        checked_env("worker_env", variables)
+
+
+def test_no_error_shows_a_value_which_may_be_a_secret() -> None:
+    secret: Any = {"TOKEN": 31337}
+    with pytest.raises(TypeError) as told:
+        checked_env("worker_env", secret)
+    assert "31337" not in str(told.value)
+    with pytest.raises(ValueError, match="TOKEN differs") as told_of_two:
+        merge_settings(worker_env={"TOKEN": "31337"}, forward_env={"TOKEN": "4711"})
+    assert not {"31337", "4711"} & set(str(told_of_two.value).split("'"))
+
+
+@pytest.mark.parametrize("variables", [{"": "1"}, {"A=B": "1"}, {"A\0": "1"}, {"A": "1\0"}])
+def test_what_no_system_takes_is_refused_here(variables: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="no system takes"):
         checked_env("worker_env", variables)
 
 
@@ -51,7 +67,9 @@ def test_a_missing_name_is_an_error_and_not_dropped() -> None:
 
 
 def test_merging_names_what_disagrees_and_who_said_it() -> None:
-    with pytest.raises(ValueError, match="X is '1' in worker_env and '2' in forward_env"):
+    with pytest.raises(
+        ValueError, match=r"^X differs between worker_env and forward_env; set it in one place"
+    ):
         merge_settings(worker_env={"X": "1"}, forward_env={"X": "2"})
     assert merge_settings(worker_env={"X": "1"}, forward_env={"X": "1", "Y": "2"}, nothing=None) == {
         "X": "1",
@@ -68,7 +86,7 @@ def test_runtime_environments_merge_deeply_and_stay_untouched() -> None:
 
 
 def test_a_conflict_deep_inside_is_named_by_its_path() -> None:
-    with pytest.raises(ValueError, match=r"env_vars\.X is '1' in options and '2' in worker_env"):
+    with pytest.raises(ValueError, match=r"env_vars\.X differs between options and worker_env"):
         merge_settings(options={"env_vars": {"X": "1"}}, worker_env={"env_vars": {"X": "2"}})
-    with pytest.raises(ValueError, match="pip is"):
+    with pytest.raises(ValueError, match="pip differs"):
         merge_settings(options={"pip": ["a"]}, job={"pip": ["b"]})

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -67,7 +67,7 @@ class LaunchSpec:
 
     group: str
     template: RayClassWithInitArgs[Any]
-    options: tuple[Mapping[str, Any], ...]
+    options: tuple[Mapping[str, Any], ...] = field(repr=False)
     names: tuple[str, ...]
     assignments: tuple[Assignment, ...]
     rendezvous: RendezvousRequest

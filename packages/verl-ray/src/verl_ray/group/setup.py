@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -50,7 +50,7 @@ class GroupRequest:
     grace_s: float
     detached: bool = False
     use_gpu: bool | None = None
-    worker_env: Mapping[str, str] | None = None
+    worker_env: Mapping[str, str] | None = field(default=None, repr=False)
     forward_env: Iterable[str] | None = None
     profile_steps: Sequence[int] | None = None
     worker_nsight_options: Mapping[str, Any] | None = None

@@ -35,7 +35,7 @@ def checked_env(argument: str, variables: Mapping[str, str] | None) -> dict[str,
     """A copy of the variables that a user gave.
 
     Raises:
-        ValueError: a rank or device variable.
+        ValueError: a rank or device variable, or a name or value that no system takes.
         TypeError: a name or value is no str.
 
     >>> checked_env("worker_env", {"NCCL_DEBUG": "INFO"})
@@ -44,8 +44,12 @@ def checked_env(argument: str, variables: Mapping[str, str] | None) -> dict[str,
     given: Iterable[tuple[object, object]] = (variables or {}).items()
     for name, value in given:
         if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidTypeError(
-                f"{argument} has {name!r}: {value!r}, expected a str for a str; write str(value)"
+            # Of what type it is, and not what it is: variables hold secrets.
+            kinds = f"a {type(name).__name__} for a {type(value).__name__}"
+            raise InvalidTypeError(f"{argument} has {kinds} ({name!r}), expected strs; write str(value)")
+        if not name or "=" in name or "\0" in name + value:
+            raise InvalidValueError(
+                f"{argument} has {name!r}: no system takes such a name, or a null in a value"
             )
         _refuse_owned(name, argument)
     return dict(variables or {})
@@ -130,7 +134,6 @@ def _agreed(path: str, values: Mapping[str, Any]) -> Any:
     (first, agreed), *others = values.items()
     for source, value in others:
         if value != agreed:
-            raise InvalidValueError(
-                f"{path} is {agreed!r} in {first} and {value!r} in {source}; set it in one place"
-            )
+            # Without the values: variables hold secrets.
+            raise InvalidValueError(f"{path} differs between {first} and {source}; set it in one place")
     return agreed
