@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 from verl_dispatch.workers.rank import free_port
-from verl_examples.hf.jagged import Sequences, jagged
+from verl_examples.hf.jagged import Sequences, jagged, padded
 from verl_examples.hf.models import answer_log_probs, load_causal_lm
 from verl_examples.hf.settings import Settings
 from verl_examples.hf.sharding import whole_weights
 from verl_examples.hf.workers.actor import ActorWorker
+from verl_examples.hf.workers.critic import CriticWorker
 from verl_protocol import DataProto
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs the extra hf")
@@ -48,12 +49,26 @@ def _train(actor: ActorWorker, rows: slice) -> dict[str, Any]:
     return {"log_probs": log_probs, "metrics": metrics, "weights": whole_weights(actor.network), "held": held}
 
 
+def _criticise(critic: CriticWorker, rows: slice) -> dict[str, Any]:
+    """Advantages, whitened over all ranks, and what a step on the value loss makes of the critic."""
+    batch = _batch(rows)
+    no_surprise = jagged([torch.zeros(len(row)) for row in batch.tensor("responses").unbind()])
+    scores = torch.tensor([1.0, 0.0, 0.5, 2.0])[rows]
+    batch.union(DataProto.from_dict({"old_log_probs": no_surprise, "scores": scores}))
+    batch.union(critic.compute_values(batch))
+    batch.union(critic.compute_advantages(batch))
+    metrics = critic.gradient_step(critic.optimizer, batch, critic._value_loss)
+    advantages = padded(batch.tensor("advantages"))
+    return {"advantages": advantages, "metrics": metrics, "weights": whole_weights(critic.network)}
+
+
 def _one_rank(folder: Path, tiny: Path) -> None:
     """What a rank does in a process of its own."""
     actor = ActorWorker(_settings(tiny, WORLD))
     # Uneven in tokens, even in rows.
     found = _train(actor, slice(actor.rank, None, WORLD))
     actor.save(folder / "checkpoint")
+    found["critic"] = _criticise(CriticWorker(_settings(tiny, WORLD)), slice(actor.rank, None, WORLD))
     torch.save(found, folder / f"{actor.rank}.pt")
     actor.process_group().barrier()
     actor.process_group().destroy()
@@ -83,31 +98,68 @@ def _run_ranks(folder: Path, tiny: Path) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 
-@pytest.fixture
-def plain(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> ActorWorker:
-    """An actor of one rank, without shards."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the two ranks leave what they found, and a checkpoint."""
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path, tiny: Path) -> list[dict[str, Any]]:
+    """What each of two ranks with shards found."""
+    return _run_ranks(folder, tiny)
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in _environment(0, 1).items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def plain(tiny: Path) -> ActorWorker:
+    """An actor of one rank, without shards."""
     return ActorWorker(_settings(tiny, 1))
 
 
-def test_two_ranks_with_shards_compute_what_one_computes(
-    plain: ActorWorker, tiny: Path, tmp_path: Path
-) -> None:
-    ranks = _run_ranks(tmp_path, tiny)
-    alone = _train(plain, slice(None))
+def _check_rows(column: str, ranks: list[dict[str, Any]], alone: dict[str, Any]) -> None:
     for rank, found in enumerate(ranks):
-        rows = alone["log_probs"][rank::WORLD, : found["log_probs"].shape[1]]
-        torch.testing.assert_close(found["log_probs"], rows, atol=1e-5, rtol=0)
-    assert sum(found["held"] for found in ranks) == pytest.approx(alone["held"], rel=0.01)
-    for step, metrics in enumerate(alone["metrics"]):
-        parts = [found["metrics"][step]["warm_up/loss"] for found in ranks]
-        assert sum(parts) == pytest.approx(metrics["warm_up/loss"], abs=1e-5)
+        width = found[column].shape[1]
+        torch.testing.assert_close(found[column], alone[column][rank::WORLD, :width], atol=1e-5, rtol=0)
+
+
+def _check_weights(ranks: list[dict[str, Any]], alone: dict[str, Any]) -> None:
     for name, weight in alone["weights"].items():
         torch.testing.assert_close(ranks[0]["weights"][name], weight, atol=1e-5, rtol=0)
 
-    # What two ranks wrote, one reads.
-    plain.load(tmp_path / "checkpoint")
+
+def test_two_ranks_with_shards_compute_what_one_computes(
+    plain: ActorWorker, ranks: list[dict[str, Any]]
+) -> None:
+    alone = _train(plain, slice(None))
+    assert sum(found["held"] for found in ranks) == pytest.approx(alone["held"], rel=0.01)
+    _check_rows("log_probs", ranks, alone)
+    for step, metrics in enumerate(alone["metrics"]):
+        parts = [found["metrics"][step]["warm_up/loss"] for found in ranks]
+        assert sum(parts) == pytest.approx(metrics["warm_up/loss"], abs=1e-5)
+    _check_weights(ranks, alone)
+
+
+def test_a_critic_in_shards_whitens_and_learns_over_all_ranks(
+    ranks: list[dict[str, Any]], tiny: Path
+) -> None:
+    alone = _criticise(CriticWorker(_settings(tiny, 1)), slice(None))
+    critics = [found["critic"] for found in ranks]
+    _check_rows("advantages", critics, alone)
+    parts = [found["metrics"]["critic/loss"] for found in critics]
+    assert sum(parts) == pytest.approx(alone["metrics"]["critic/loss"], abs=1e-5)
+    _check_weights(critics, alone)
+
+
+def test_what_two_ranks_wrote_one_reads(
+    plain: ActorWorker, ranks: list[dict[str, Any]], folder: Path
+) -> None:
+    plain.load(folder / "checkpoint")
     for name, weight in whole_weights(plain.network).items():
         assert torch.equal(weight, ranks[0]["weights"][name])
 
