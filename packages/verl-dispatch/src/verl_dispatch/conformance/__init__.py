@@ -19,7 +19,7 @@ only call are made once and shared; tests that break a group get one of their ow
 from verl_dispatch.conformance import _rewrite as _rewrite
 from verl_dispatch.conformance.backend import Backend, GroupCache, groups
 from verl_dispatch.conformance.binding import TestBinding, TestColocation
-from verl_dispatch.conformance.calls import TestCalls, TestOrder
+from verl_dispatch.conformance.calls import TestCalls, TestOrder, TestPrograms
 from verl_dispatch.conformance.failures import TestFailures, TestLifecycle
 from verl_dispatch.conformance.modes import TestArguments, TestModes
 from verl_dispatch.conformance.remote import TestDeclaredColumns, TestRemote
@@ -43,6 +43,7 @@ __all__ = [
     "TestModes",
     "TestNotebooks",
     "TestOrder",
+    "TestPrograms",
     "TestRecords",
     "TestRemote",
     "TestRows",

@@ -10,8 +10,9 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 import pytest
@@ -361,3 +362,42 @@ class TestOrder:
 def one_by_one(num_calls: int) -> list[tuple[int, int]]:
     """The log of calls that ran in order, none beside another."""
     return [(number, 1) for number in range(num_calls)]
+
+
+class TestPrograms(SharedGroups):
+    """Calls of all kinds in random order: each answer is that of workers who did one call after the other."""
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_a_random_program_answers_as_its_calls_in_turn_would(
+        self, backend: Backend, group: Any, seed: int
+    ) -> None:
+        choice = random.Random(seed)
+        kept: list[Any] = group.keep(None)
+        unread: list[tuple[Callable[[], Any], Any]] = []
+        for step in range(30):
+            match choice.choice(["keep", "keep later", "get", "rows", "chain", "stream", "submit"]):
+                case "keep":
+                    assert group.keep(step) == (kept := [step] * 4)
+                case "keep later":
+                    kept = [step] * 4
+                    refs = group.keep.options(blocking=False)(step)
+                    unread.append((partial(backend.resolved, refs), kept))
+                case "get":
+                    assert group.get_kept() == kept
+                case "rows":
+                    data = batch(choice.randint(1, 9), auto_padding=True)
+                    kept = [ids_of(call.args[0]) for call in group.rows.plan(data)]
+                    assert ids_of(group.rows(data)) == ids_of(data)
+                case "chain":
+                    data = batch(4 * choice.randint(1, 3))
+                    kept = [ids_of(call.args[0]) for call in group.rows.plan(data)]
+                    made = group.twice.options(blocking=False)(group.rows.options(blocking=False)(data))
+                    ids = ids_of(data)
+                    read = partial(backend.resolved, made)
+                    unread.append((lambda read=read: ids_of(read()), sorted([*ids, *ids])))  # type: ignore[misc]
+                case "stream":
+                    assert sorted(group.get_kept.stream()) == list(enumerate(kept))
+                case _:
+                    unread.append((group.get_kept.submit().result, kept))
+        for look, expected in choice.sample(unread, len(unread)):
+            assert look() == expected
