@@ -58,7 +58,7 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
             WorkerGroupError: a worker failed, or the group is broken or shut down.
             CallTimeout: no result within `timeout_s`.
         """
-        sent = self._sent(self._planner.plan, args, kwargs, self._awaited)
+        sent = self._sent(args, kwargs, self._awaited)
         result: G_co = sent.collect(sent.wait())
         return result
 
@@ -73,23 +73,17 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
 
     def submit(self, /, *args: GP.args, **kwargs: GP.kwargs) -> CallFuture[G_co]:
         """Starts the method and returns a future of its result: `result(timeout)`, or `await` it."""
-        return CallFuture(self._sent(self._planner.plan, args, kwargs, self._asked_for_later))
+        return CallFuture(self._sent(args, kwargs, self._asked_for_later))
 
     def stream(self, /, *args: GP.args, **kwargs: GP.kwargs) -> AnswerStream[R_co]:
         """Starts the method and gives `(rank, answer)` as the answers come, padding taken off.
 
         For `for` and for `async for`. A time limit counts from here, not from the first look.
         """
-        return self._sent(self._planner.plan, args, kwargs, self._asked_for_later).stream()
+        return self._sent(args, kwargs, self._asked_for_later).stream()
 
-    def _sent(
-        self,
-        plan: Callable[[tuple[Any, ...], dict[str, Any]], CallPlan],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: CallOptions,
-    ) -> Call:
-        sent: Call = self._group._started(self._method.name, lambda: plan(args, kwargs), options)
+    def _sent(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: CallOptions) -> Call:
+        sent: Call = self._group._started(self._method.name, self._planner.plan, args, kwargs, options)
         return sent
 
     def plan(self, /, *args: GP.args, **kwargs: GP.kwargs) -> CallPlan:
@@ -146,7 +140,8 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
     def _later(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Says that the caller gets futures: others may read the answers, so a backend can prepare them for
         # that.
-        sent = self._sent(self._trimmed_plan, args, kwargs, self._options.changed(blocking=False))
+        options = self._options.changed(blocking=False)
+        sent: Call = self._group._started(self._method.name, self._trimmed_plan, args, kwargs, options)
         plan = sent.plan
         is_batch = isinstance(plan.collect, BatchCollector)
         result: Any = sent.data_future() if is_batch else plan.collect.arrange(sent.futures())

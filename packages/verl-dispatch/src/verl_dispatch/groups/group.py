@@ -338,13 +338,20 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         """Whether the ranks are to report their times."""
         return any(isinstance(each, Trace) for each in self._observers)
 
-    def _started(self, method: str, plan: Callable[[], CallPlan], options: CallOptions) -> Call:
+    def _started(
+        self,
+        method: str,
+        plan: Callable[[tuple[Any, ...], dict[str, Any]], CallPlan],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: CallOptions,
+    ) -> Call:
         """Plans and sends a call, and tells those who watch."""
         self._check_usable(method)
         if not self._observers:
-            return self._send(plan(), options)
+            return self._send(plan(args, kwargs), options)
         traced = TracedCall(self._title(), method, self._observers, id(self))
-        made = plan()
+        made = plan(args, kwargs)
         traced.planned(made)
         sent = self._send(made, options)
         sent.trace(traced)
@@ -392,9 +399,12 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         options: CallOptions,
     ) -> Call:
         """A call with the same arguments to these ranks, of any method."""
-        calls = tuple([RankCall(rank, args, kwargs) for rank in ranks])
-        plan = CallPlan(calls, method, "", self.world_size, ranks)
-        return self._started(method, lambda: plan, options)
+
+        def plan(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
+            calls = tuple([RankCall(rank, args, kwargs) for rank in ranks])
+            return CallPlan(calls, method, "", self.world_size, ranks)
+
+        return self._started(method, plan, args, kwargs, options)
 
     # --- typed verbs: the method is named by the function on the worker class ------------------------------
 

@@ -251,9 +251,9 @@ class Trace:
     def __exit__(self, *_: object) -> None:
         for group in self._groups:
             group._observers.remove(self)
-        self._align()
         for call in self.calls:
             call.settle()
+        self._align()
         _emit_spans(self.calls)
         if self._path is not None:
             self.write(self._path)

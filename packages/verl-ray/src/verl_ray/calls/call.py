@@ -156,10 +156,12 @@ def _arrived(stamps: Mapping[int, Any]) -> dict[int, Stamps]:
     """What has come of these references; a call that failed has no times."""
     if not stamps or not ray.is_initialized():
         return {}
-    refs = list(stamps.values())
-    ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
-    came = {rank: ref for rank, ref in stamps.items() if ref in ready and not has_failed(ref)}
-    return dict(zip(came, ray.get(list(came.values())), strict=True))
+    ready = set(ray.wait(list(stamps.values()), num_returns=len(stamps), timeout=0)[0])
+    came = {rank: ref for rank, ref in stamps.items() if ref in ready}
+    try:
+        return dict(zip(came, ray.get(list(came.values())), strict=True))
+    except Exception:  # whatever a worker raised
+        return {rank: ray.get(ref) for rank, ref in came.items() if not has_failed(ref)}
 
 
 def _joins_in_order(plan: CallPlan) -> bool:
