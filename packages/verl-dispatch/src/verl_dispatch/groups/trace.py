@@ -12,10 +12,11 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
+from itertools import count
 from os import PathLike
 from pathlib import Path
 from socket import gethostname
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 from verl_protocol.tables import amount, html_table, text_table
 
@@ -277,14 +278,22 @@ class Trace:
         ranks. What overlaps gets further threads.
         """
         self._align()
-        tracks, events = _Tracks(), []
         stages = [(stage, call) for call in self.calls for stage in call.stages()]
+        free_from: dict[Track, float] = {}
+        placed = [
+            (stage, call, _placed(stage, call, free_from))
+            for stage, call in sorted(stages, key=lambda each: each[0].begin)
+        ]
+        threads = {track: number for number, track in enumerate(sorted(free_from), 1)}
+        processes = {track[:2]: number for track, number in reversed(threads.items())}
         origin = min((call.begin for call in self.calls), default=0.0)
-        for stage, call in sorted(stages, key=lambda each: each[0].begin):
-            whose = "driver" if stage.rank is None else f"rank {stage.rank}"
-            place = tracks.place((call.group, call.source), whose + " queue" * (stage.name == "queue"), stage)
-            events.append(_event(stage, call, origin, place))
-        return [*tracks.names(), *events]
+        return [
+            *_names(threads, processes),
+            *(
+                _event(stage, call, origin) | {"pid": processes[track[:2]], "tid": threads[track]}
+                for stage, call, track in placed
+            ),
+        ]
 
     def __str__(self) -> str:
         return text_table(_HEAD, self._rows(), left=(0, 1, len(_HEAD) - 1))
@@ -313,7 +322,7 @@ def _row(call: TracedCall) -> tuple[str, ...]:
     return call.method, call.group, f"{call.seconds * 1e3:.3f}", *spent, *sizes, told
 
 
-def _event(stage: Stage, call: TracedCall, origin: float, place: tuple[int, int]) -> dict[str, Any]:
+def _event(stage: Stage, call: TracedCall, origin: float) -> dict[str, Any]:
     # In whole nanoseconds, so that stages which follow one another do not overlap by rounding.
     begin, end = [round((at - origin) * 1e6, 3) for at in (stage.begin, stage.end)]
     facts = {"rank": stage.rank, "bytes": stage.nbytes, "error": call.error or None}
@@ -323,38 +332,33 @@ def _event(stage: Stage, call: TracedCall, origin: float, place: tuple[int, int]
         "ph": "X",
         "ts": begin,
         "dur": round(max(0.0, end - begin), 3),
-        "pid": place[0],
-        "tid": place[1],
         "args": {name: value for name, value in facts.items() if value is not None},
     }
 
 
-class _Tracks:
-    """Numbers for processes and threads, where no two stages of a thread overlap."""
+Track: TypeAlias = tuple[str, int, int, bool, int]
+"""A thread in a viewer: group, its number, rank (-1: the driver), whether calls run there, which of many."""
 
-    def __init__(self) -> None:
-        self._processes: dict[tuple[str, int], int] = {}
-        self._threads: dict[tuple[int, str, int], int] = {}
-        self._free_from: dict[int, float] = {}
 
-    def place(self, process: tuple[str, int], thread: str, stage: Stage) -> tuple[int, int]:
-        """The process, and the first thread of that name that is free by then; stages come by their begin."""
-        pid = self._processes.setdefault(process, len(self._processes) + 1)
-        lane = 0
-        while True:
-            tid = self._threads.setdefault((pid, thread, lane), len(self._threads) + 1)
-            if stage.begin >= self._free_from.get(tid, stage.begin):
-                self._free_from[tid] = stage.end
-                return pid, tid
-            lane += 1
+def _placed(stage: Stage, call: TracedCall, free_from: dict[Track, float]) -> Track:
+    """The first track of its kind that is free by then; stages come by their begin."""
+    rank = -1 if stage.rank is None else stage.rank
+    tracks = ((call.group, call.source, rank, stage.name != "queue", lane) for lane in count())
+    track = next(track for track in tracks if stage.begin >= free_from.get(track, stage.begin))
+    free_from[track] = stage.end
+    return track
 
-    def names(self) -> Iterator[dict[str, Any]]:
-        """The events that name them."""
-        for (name, _), pid in self._processes.items():
-            yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
-        for (pid, name, lane), tid in self._threads.items():
-            shown = name if lane == 0 else f"{name} ({lane + 1})"
-            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": shown}}
+
+def _names(
+    threads: Mapping[Track, int], processes: Mapping[tuple[str, int], int]
+) -> Iterator[dict[str, Any]]:
+    """The events that name processes and threads."""
+    for (name, _), pid in processes.items():
+        yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+    for (group, source, rank, runs, lane), tid in threads.items():
+        whose = "driver" if rank < 0 else f"rank {rank}" if runs else f"rank {rank} queue"
+        name, pid = whose + f" ({lane + 1})" * (lane > 0), processes[group, source]
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 # --- The same calls as spans of OpenTelemetry, where its API is installed -----------------------------------
