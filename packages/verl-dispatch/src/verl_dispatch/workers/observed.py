@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from verl_dispatch.errors import NotPicklableError
@@ -220,7 +221,9 @@ class Draft:
             partial.replace(self.path)
         except OSError as problem:
             return f"this call could not be recorded: {problem}"
-        where = f"on node {self.facts['host']}: python -m verl_dispatch replay {self.path} --unpickle"
+        where = (
+            f"on node {self.facts['host']}: python -m verl_dispatch replay {quote(str(self.path))} --unpickle"
+        )
         return f"this call was recorded {where}"
 
 
