@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from verl_examples.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 from verl_examples.progress import console, shown
 from verl_examples.report import StepReport
-from verl_examples.toy.cli import EXIT_BAD_INPUT, EXIT_INTERRUPTED, main
+from verl_examples.toy.cli import main
 from verl_examples.toy.driver import Trainer
 from verl_examples.toy.model import ModelConfig, Transformer
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from verl_examples.hf.errors import SettingsError
+from verl_examples.errors import SettingsError
 from verl_examples.hf.folders import written_in_one_step
 from verl_examples.hf.generation import Generator
 from verl_examples.hf.jagged import Sequences, jagged, padded, row_mask, unpadded

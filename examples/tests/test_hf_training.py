@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from verl_examples.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from verl_examples.hf.cli import main
 from verl_examples.hf.driver import Trainer
-from verl_examples.hf.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from verl_examples.hf.models import load_causal_lm, load_tokenizer
 from verl_protocol import DataProto
 from verl_protocol.batch.apart import set_apart

@@ -14,7 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from verl_examples.toy.cli import EXIT_INTERRUPTED, main
+from verl_examples.errors import EXIT_INTERRUPTED
+from verl_examples.toy.cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(280)]
 PPO, GRPO, PUBLISHED = "verl_examples.toy.cli", "verl_examples.hf.cli", "verl_examples.published"

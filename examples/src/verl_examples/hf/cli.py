@@ -11,13 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from verl_examples.hf.errors import (
-    EXIT_BAD_INPUT,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    SettingsError,
-    needs_hugging_face,
-)
+from verl_examples.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, SettingsError
+from verl_examples.hf.installed import needs_hugging_face
 from verl_examples.hf.rewards import reward_named
 from verl_examples.hf.settings import Settings
 from verl_examples.question_file import QuestionFileError

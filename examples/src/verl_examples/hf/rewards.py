@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
-from verl_examples.hf.errors import SettingsError
+from verl_examples.errors import SettingsError
 
 Reward = Callable[[str, str], float]
 """`reward(answer, expected)`: the answer's text without special tokens, and that of the question file."""

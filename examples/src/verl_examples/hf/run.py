@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 from verl_dispatch import WorkerGroupError
 
+from verl_examples.errors import SettingsError
 from verl_examples.hf.checkpoints import Checkpoints, read_position
 from verl_examples.hf.driver import Trainer
-from verl_examples.hf.errors import SettingsError
 from verl_examples.hf.questions import Questions
 from verl_examples.hf.roles import Roles, running_roles
 from verl_examples.hf.settings import Settings

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from verl_examples.hf.errors import SettingsError
+from verl_examples.errors import SettingsError
 from verl_examples.question_file import DEFAULT_FILE
 
 _MAY_CHANGE = {

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_examples.hf.errors import EXIT_BAD_INPUT, needs_hugging_face
+from verl_examples.errors import EXIT_BAD_INPUT
+from verl_examples.hf.installed import needs_hugging_face
 from verl_examples.question_file import DEFAULT_FILE, QuestionFileError, Record, read_records
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from verl_examples.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, SettingsError
 from verl_examples.question_file import DEFAULT_FILE, QuestionFileError, read_questions
-from verl_examples.toy.settings import Settings, SettingsError
+from verl_examples.toy.settings import Settings
 
-EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 130
 GROUP_SIZE = 8
 
 

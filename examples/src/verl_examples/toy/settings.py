@@ -6,18 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from verl_examples.errors import SettingsError
 from verl_examples.question_file import DEFAULT_FILE
 
 Algorithm = Literal["ppo", "grpo"]
 Backend = Literal["ray", "local"]
-
-
-class SettingsError(ValueError):
-    """Two settings do not go together, or one is out of range."""
-
-    def __init__(self, setting: str, given: object, expected: str) -> None:
-        self.setting, self.given = setting, given
-        super().__init__(f"{setting} is {given!r}, expected {expected}")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
-"""What the command says when it cannot start."""
+"""What the commands say of settings that they cannot run with, and how they end."""
 
 from __future__ import annotations
-
-from importlib.util import find_spec
 
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -13,13 +11,3 @@ class SettingsError(ValueError):
     def __init__(self, setting: str, given: object, expected: str) -> None:
         self.setting, self.given = setting, given
         super().__init__(f"{setting} is {given!r}, expected {expected}")
-
-
-def needs_hugging_face() -> None:
-    """Say how to install what is missing.
-
-    Raises:
-        ImportError: transformers is not installed.
-    """
-    if find_spec("transformers") is None:
-        raise ImportError("needs transformers: `uv run --extra hf ...`, or `pip install 'verl-examples[hf]'`")

@@ -1,0 +1,15 @@
+"""Whether what this program needs is there."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+
+def needs_hugging_face() -> None:
+    """Say how to install what is missing.
+
+    Raises:
+        ImportError: transformers is not installed.
+    """
+    if find_spec("transformers") is None:
+        raise ImportError("needs transformers: `uv run --extra hf ...`, or `pip install 'verl-examples[hf]'`")
