@@ -69,7 +69,9 @@ def _on_ray(
         pool = running.enter_context(RayResourcePool([settings.workers], settings.gpus > 0, **_ONE_GROUP))
         judges = running.enter_context(RayResourcePool([1], use_gpu=False, **_ONE_GROUP))
         # Without waiting for the first group the second starts beside it.
-        models = running.enter_context(RayWorkerGroup(pool, roles, name_prefix="models", wait=False))
+        models = running.enter_context(
+            RayWorkerGroup(pool, roles, name_prefix="models", wait=False, remote=True)
+        )
         judge = RayClassWithInitArgs(reward.cls, *reward.args)
         yield models, running.enter_context(RayWorkerGroup(judges, judge, name_prefix="reward", wait=False))
 
@@ -82,7 +84,7 @@ def _in_this_process(
     # Workers that meet to add up their gradients need a thread each; one alone stays in the caller's, where
     # a debugger is at home.
     with (
-        LocalWorkerGroup(roles, settings.workers, concurrent=settings.workers > 1) as models,
+        LocalWorkerGroup(roles, settings.workers, concurrent=settings.workers > 1, remote=True) as models,
         LocalWorkerGroup(reward, 1) as judge,
     ):
         yield models, judge
