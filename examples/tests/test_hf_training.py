@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from verl_examples.algorithms import informative_groups
 from verl_examples.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from verl_examples.hf.cli import main
 from verl_examples.hf.driver import Trainer
@@ -57,7 +58,9 @@ def _same(first: Path, second: Path) -> bool:
 def test_a_run_leaves_numbers_a_picture_checkpoints_and_a_model(
     small: list[str], tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*small, "--steps", "3", "--keep-checkpoints", "2", "--out", str(tmp_path)]) == 0
+    trace = tmp_path / "trace.json"
+    options = ["--steps", "3", "--keep-checkpoints", "2", "--trace", str(trace), "--out", str(tmp_path)]
+    assert main([*small, *options]) == 0
     printed = capsys.readouterr()
     [line] = printed.out.splitlines()
     summary = json.loads(line)
@@ -75,6 +78,8 @@ def test_a_run_leaves_numbers_a_picture_checkpoints_and_a_model(
         "step-000003",
     ]
     assert (tmp_path / "learning.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "tensorboard").exists() == (find_spec("tensorboard") is not None)
+    assert all(role in trace.read_text() for role in ("update_actor", "generate", "compute_ref_log_prob"))
     assert load_tokenizer(summary["model"]).eos_token == load_tokenizer(str(tiny)).eos_token
     before = load_causal_lm(str(tiny), torch.float32).state_dict()
     assert any(not torch.equal(weight, before[name]) for name, weight in _weights(tmp_path).items())
@@ -236,3 +241,22 @@ def test_the_driver_never_reads_the_columns_of_tokens(
     assert main([*small, "--steps", "2", "--out", str(far)]) == 0
     assert _same(near, far)
     assert [{"prompts", "responses", "rollout_log_probs"} <= keys for keys in unread] == [True, True]
+
+
+def test_with_dynamic_sampling_every_group_teaches(
+    small: list[str], rewards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores: list[torch.Tensor] = []
+    learn = Trainer._learn
+
+    def watched(self: Trainer, batch: DataProto, step: int) -> dict[str, float]:
+        scores.append(batch.tensor("scores"))
+        return learn(self, batch, step)
+
+    monkeypatch.setattr(Trainer, "_learn", watched)
+    options = [*small, "--steps", "2", "--max-answer-tokens", "2", "--reward", f"{rewards}:lives"]
+    assert main([*options, "--out", str(tmp_path / "plain")]) == 0
+    assert main([*options, "--out", str(tmp_path / "dynamic"), "--dynamic-sampling"]) == 0
+    teaching = [int(informative_groups(each, 4).sum()) for each in scores]
+    assert teaching[0] < 16, "without it some groups do not"
+    assert teaching[2:] == [16, 16]
