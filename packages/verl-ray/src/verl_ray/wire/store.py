@@ -95,7 +95,7 @@ def _can_be_reached(port: tuple[str, int] | None) -> bool:
 def _lost(pieces: Sequence[Piece], columns: str, error: RayError) -> ColumnsLost:
     ref = getattr(error, "object_ref_hex", None)
     piece = next((piece for piece in pieces if piece.ref.hex() == ref), pieces[0])
-    said = str(error).split(". ")[0].strip()
+    said = str(error).partition("\n")[0].partition(". ")[0]
     return ColumnsLost(columns, f"{type(error).__name__}: {said}", *_maker(piece))
 
 
