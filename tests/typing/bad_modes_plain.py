@@ -317,3 +317,15 @@ def passes_methods_on(
 def any_group(group: LocalWorkerGroup[Any]) -> None:
     group.call(Trainer.load, 2)  # type: ignore[arg-type]
     group.call(Trainer.update_actor, b"batch")  # type: ignore[arg-type]
+
+
+def typed_wrappers(group: LocalWorkerGroup[Trainer], worker: Trainer) -> None:
+    worker.wrapped(1)  # type: ignore[arg-type]
+    worker.wrapped_anew(1, "a").bit_length()  # type: ignore[attr-defined]
+    group.call(Trainer.wrapped, 1)  # type: ignore[arg-type]
+    group.call(Trainer.wrapped, "path", strict="yes")  # type: ignore[arg-type]
+    group.call(Trainer.wrapped, "path").upper()  # type: ignore[attr-defined]
+    group.on.wrapped()  # type: ignore[call-arg]
+    group.call(Trainer.wrapped_anew, 1, ["a"])  # type: ignore[arg-type]
+    group.call(Trainer.wrapped_anew, [1])  # type: ignore[call-arg]
+    group.call(Trainer.wrapped_anew, [1], ["a"])[0].bit_length()  # type: ignore[attr-defined]

@@ -221,3 +221,11 @@ def generic_functions(group: WorkerGroup[AnyTrainer, Any], batch: DataProto) -> 
     group.lod("path")  # type: ignore[attr-defined]
     group.load(1)  # type: ignore[arg-type]
     group.update_actor(batch).upper()  # type: ignore[attr-defined]
+
+
+def typed_wrappers(group: LocalWorkerGroup[Trainer]) -> None:
+    group.wrapped(1)  # type: ignore[arg-type]
+    group.wrapped("path", strict="yes")  # type: ignore[arg-type]
+    group.wrapped_anew([1])  # type: ignore[call-arg]
+    group.wrapped_anew(1, name=["a"])  # type: ignore[arg-type]
+    group.wrapped_anew([1], ["a"])[0].bit_length()  # type: ignore[attr-defined]

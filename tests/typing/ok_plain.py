@@ -141,6 +141,13 @@ def the_short_way_for_editors(group: LocalWorkerGroup[BiggerTrainer], batch: Dat
         assert_type(answer, tuple[int, dict[str, float]])
 
 
+def typed_wrappers(group: LocalWorkerGroup[BiggerTrainer], worker: Trainer) -> None:
+    assert_type(worker.wrapped_anew(1, "a"), str)
+    assert_type(group.call(Trainer.wrapped, "path", strict=False), list[int])
+    assert_type(group.on.wrapped("path"), list[int])
+    assert_type(group.call(Trainer.wrapped_anew, [1, 2], ["a", "b"]), list[str])
+
+
 def named_ranks(group: LocalWorkerGroup[Trainer]) -> None:
     assert_type(group.call(Trainer.place, {0: 1}), Any)
     assert_type(group.call(Trainer.place, [1, 2]), Any)

@@ -64,6 +64,11 @@ def batches(group: LocalWorkerGroup[Trainer], batch: DataProto, rollouts: Rollou
     assert_type(group.update_on_mesh_later(batch=batch), DataProtoFuture[DataProto])
 
 
+def typed_wrappers(group: LocalWorkerGroup[Trainer]) -> None:
+    assert_type(group.wrapped("path", strict=False), list[int])
+    assert_type(group.wrapped_anew([1, 2], name=["a", "b"]), list[str])
+
+
 def named_ranks(group: LocalWorkerGroup[Trainer]) -> None:
     assert_type(group.place({0: 1}), dict[int, str])
     assert_type(group.place([1, 2]), list[str])

@@ -1,7 +1,7 @@
 """Worker classes that the files here call on groups: every mode, sync and async, blocking and not."""
 
 from collections.abc import Callable
-from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypedDict, TypeVar, Unpack, cast
 
 import torch
 from tensordict import TensorDict
@@ -19,6 +19,9 @@ from verl_protocol import DataProto, DataProtoFuture
 
 T = TypeVar("T")
 B = TypeVar("B", bound=DataProto)
+P = ParamSpec("P")
+R = TypeVar("R")
+W = TypeVar("W")
 
 
 class Rollouts(DataProto):
@@ -55,6 +58,17 @@ UNTYPED_SUM = register_dispatch_mode("TYPING_UNTYPED_SUM", to_all, add_up)
 SUM = cast(Summing, register_dispatch_mode("TYPING_SUM", to_all, add_up))
 EVEN_RANKS = register_execute_mode("TYPING_EVEN_RANKS", lambda world_size: range(0, world_size, 2))
 ACTOR_MESH = make_nd_compute_dataproto_dispatch_fn("actor")
+
+
+def logged(function: Callable[P, R]) -> Callable[P, R]:
+    return function
+
+
+def shown(function: Callable[Concatenate[W, P], object]) -> Callable[Concatenate[W, P], str]:
+    def show(worker: W, /, *args: P.args, **kwargs: P.kwargs) -> str:
+        return str(function(worker, *args, **kwargs))
+
+    return show
 
 
 class Trainer(Worker):
@@ -134,6 +148,16 @@ class Trainer(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def name_all(self, **named: str) -> int:
         return len(named)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @logged
+    def wrapped(self, path: str, *, strict: bool = True) -> int:
+        return 0
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE)
+    @shown
+    def wrapped_anew(self, seed: int, name: str) -> int:
+        return seed
 
     # RANK_ZERO
     @register(dispatch_mode=Dispatch.RANK_ZERO)
