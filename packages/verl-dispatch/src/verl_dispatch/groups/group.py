@@ -201,9 +201,13 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
 
     def _refuse_view(self, action: str) -> None:
         if self._role is not None:
+            # Whoever wrote `Group(...).spawn(...)` holds nothing else; that of the pool ends all its groups.
+            can_end = hasattr(self.resource_pool, "shutdown")
             raise NotTheOwnerError(
                 f"{action}() on the view of role {self._role!r}: its workers belong to the group that it was "
                 f"spawned from; call {action}() there"
+                + ", or resource_pool.shutdown(), which ends every group on the pool"
+                * can_end
             )
 
     # --- several roles in one process ----------------------------------------------------------------------
