@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from verl_ray import (
     create_colocated_worker_cls,
     destroy_detached,
 )
-from verl_ray.errors import AttachError, NotTheOwnerError
+from verl_ray.errors import AttachError, NotTheOwnerError, ResourceUnavailable
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -139,6 +141,79 @@ print([rank for rank, _ in attach().add()])
     assert "anonymous namespace" in done.stdout, done.stderr
     assert "[0, 1, 2, 3]" in done.stdout, done.stderr
     assert len(detached.add()) == 4
+
+
+def test_who_attaches_can_restart_and_free_what_an_ended_driver_left(
+    running_ray: None, free_resources: Callable[[], Any], wait_until_free: Callable[..., Any]
+) -> None:
+    before = free_resources()
+    program = """
+import ray
+from verl_dispatch import Dispatch, Worker, register
+from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+class Counter(Worker):
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def add(self): ...
+ray.init("auto", namespace="verl_ray_tests", log_to_driver=False)
+pool = RayResourcePool([2], use_gpu=False, detached=True)
+group = RayWorkerGroup(pool, RayClassWithInitArgs(Counter), detached=True, name_prefix="left")
+print(*group.worker_names)
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    names = done.stdout.split()
+    assert len(names) == 2, done.stderr
+    counter: Any = Counter
+    extra = RayClassWithInitArgs(counter, "extra")
+    wrong = RayWorkerGroup.from_detached(worker_names=names, ray_cls_with_init=extra)
+    with pytest.raises(TypeError, match="ray_cls_with_init has arguments of which no Counter can be made"):
+        wrong.restart()
+    group = attach(worker_names=names)
+    ray.kill(group.workers[1])
+    with pytest.raises(WorkerGroupError, match="rank 1"):
+        group.add()
+    with pytest.raises(WorkerGroupError, match=r"broken .* call restart\(\)"):
+        group.add()
+    group.restart()
+    assert group.add() == [(0, 1), (1, 1)]
+    assert not set(group.worker_names) & set(names)
+    # Shutting down lets go of them; they live on, and may be attached to.
+    group.shutdown()
+    assert attach(worker_names=group.worker_names).add() == [(0, 2), (1, 2)]
+    destroy_detached(group.worker_names, placement_groups=True)
+    assert wait_until_free(30.0, before) == before
+
+
+def test_a_fork_of_the_driver_is_told_so_and_does_not_wait_for_ever(
+    detached: RayWorkerGroup[Counter],
+) -> None:
+    sent, unused = detached.add.submit(), RayResourcePool([1], use_gpu=False)
+    uses = (detached.add, detached.restart, sent.result, unused.slots, detached.resource_pool.slots)  # type: ignore[union-attr]
+    to_read, to_write = os.pipe()
+    if not (child := os.fork()):
+        said: list[str] = []
+        for use in uses:
+            try:
+                use()
+            except Exception as error:  # what it is shows in the parent
+                said.append(str(error))
+        detached.shutdown()
+        os.write(to_write, json.dumps(said).encode())
+        os._exit(0)
+    os.close(to_write)
+    with os.fdopen(to_read) as pipe:
+        told = json.load(pipe)
+    os.waitpid(child, 0)
+    assert ["is a fork of driver" in each for each in told] == [True] * len(uses)
+    assert len(sent.result()) == len(detached.add()) == 4
+
+
+def test_a_driver_connected_by_ray_client_is_told_to_run_elsewhere(
+    running_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.util.client.ray.is_connected", lambda: True)
+    with pytest.raises(ResourceUnavailable, match=r"ray:// address.*ray job submit"):
+        RayResourcePool([1], use_gpu=False).slots()
 
 
 def test_roles_of_attached_workers_can_be_spawned(running_ray: None) -> None:

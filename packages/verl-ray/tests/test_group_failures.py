@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,8 +17,16 @@ from typing import Any
 import pytest
 import ray
 import torch
-from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, RayError, WorkerCrashedError
+from ray.exceptions import (
+    ActorDiedError,
+    NodeDiedError,
+    ObjectStoreFullError,
+    OutOfMemoryError,
+    RayError,
+    WorkerCrashedError,
+)
 from verl_dispatch import (
+    Broadcast,
     CallTimeout,
     Dispatch,
     Worker,
@@ -120,8 +130,18 @@ class Frail(Worker):
     def set_state(self, state: int) -> None:
         self.state = state
 
+    @register(dispatch_mode=Dispatch.ALL_TO_ALL)
+    def add(self, given: Any) -> int:
+        self.state += 1
+        return self.state
+
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def batch(self, data: DataProto) -> DataProto:
+        return data
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def wait_batch(self, data: DataProto, gate: Path) -> DataProto:
+        self.wait_at(gate)
         return data
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("copies"), blocking=False)
@@ -207,6 +227,23 @@ def test_errors_say_where_and_the_group_lives_on_if_all_answered() -> None:
             assert text in str(odd.value)
             assert len(str(odd.value)) < 30_000
         assert group.ping() == [0, 1]
+        # What cannot be pickled for a later rank reaches no earlier one.
+        for given in (threading.Lock(), [threading.Lock()], {"ref": ray.put(1), "lock": threading.Lock()}):
+            with pytest.raises(TypeError, match=r"'given'.* cannot be pickled"):
+                group.add(["fine", given])
+        assert group.add([0, 1]) == [1, 1]
+
+
+def test_a_call_that_only_some_ranks_got_breaks_the_group() -> None:
+    with frail(2) as group:
+        group.ping()
+        [remotes] = group._executor._remotes.values()
+        full = SimpleNamespace(remote=lambda *_: (_ for _ in ()).throw(ObjectStoreFullError))
+        remotes[1] = full
+        with pytest.raises(ObjectStoreFullError):
+            group.ping()
+        with pytest.raises(WorkerGroupError, match="broken by an earlier failure in 'ping' on rank 1"):
+            group.ping()
 
 
 def rows(count: int, **meta_info: Any) -> DataProto:
@@ -322,6 +359,61 @@ def test_a_rank_killed_for_memory_breaks_the_group(monkeypatch: pytest.MonkeyPat
         assert caught.value.failed_ranks == [1]
         with pytest.raises(WorkerGroupError, match="broken by an earlier failure in 'ping' on rank 1"):
             group.ping()
+
+
+def test_a_failure_names_the_group_that_made_an_argument(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = tmp_path / "gate"
+    template = RayClassWithInitArgs(Frail, 7)
+    with (
+        RayResourcePool([2], use_gpu=False, cpus_per_worker=0.1) as pool,
+        RayWorkerGroup(pool, template, name_prefix="maker", wait=False) as maker,
+        RayWorkerGroup(pool, template, name_prefix="taker") as taker,
+    ):
+        pids = [about[3] for about in maker.about()]
+        # Who hangs is named, and so is who raised, whether the argument is a reference or a batch to come.
+        made, made_batch = (
+            maker.execute_all_async("wait_at", gate),
+            maker.wait_batch(rows(2), Broadcast(gate)),
+        )
+        late: list[tuple[str, Callable[[], object]]] = [
+            ("(an earlier call)", lambda: taker.add.options(timeout_s=0.2)(made)),
+            ("wait_batch", lambda: taker.batch.options(timeout_s=0.2).call(made_batch)),
+        ]
+        for method, use in late:
+            with pytest.raises(
+                CallTimeout, match=rf"'maker', method '{re.escape(method)}': no answer"
+            ) as hung:
+                use()
+            assert hung.value.unanswered_ranks == [0, 1]
+        gate.touch()
+        failing: list[Callable[[], object]] = [
+            lambda: taker.add(maker.execute_all_async("fail_all")),
+            lambda: taker.batch(maker.bad_batch(rows(2))).get(),
+            lambda: taker.batch(taker.batch(maker.bad_batch(rows(2)))).get(),
+        ]
+        for use in failing:
+            with pytest.raises(WorkerGroupError, match=r"'maker', method '(fail_all|bad_batch)'") as raised:
+                use()
+            told = raised.value
+            assert told.failed_ranks
+            assert [told.errors[rank].pid for rank in told.failed_ranks] == [
+                pids[r] for r in told.failed_ranks
+            ]
+        assert taker.ping() == maker.ping() == [0, 1]
+        # Of what has been told, Ray prints nothing.
+        gc.collect()
+        assert "Unhandled error" not in caplog.text
+        lost, lost_batch = maker.execute_all_async("fail", "die", 0.0), maker.batch(rows(2))
+        dying: list[Callable[[], object]] = [lambda: taker.add(lost), lambda: taker.batch.call(lost_batch)]
+        for use in dying:
+            with pytest.raises(WorkerGroupError, match=r"'maker', .* failed on rank 1") as died:
+                use()
+            assert died.value.errors[1].pid == pids[1]
+        assert taker.ping() == [0, 1]
+        with pytest.raises(WorkerGroupError, match=r"'maker'.* broken by an earlier failure"):
+            maker.ping()
 
 
 @pytest.mark.parametrize("error", GONE, ids=lambda error: type(error).__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,14 @@ from typing import Any
 import pytest
 import ray
 from verl_dispatch import Dispatch, Worker, WorkerGroupError, register
-from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, ResourceUnavailable
+from verl_dispatch.groups.pool import ResourcePool
+from verl_ray import (
+    RayClassWithInitArgs,
+    RayResourcePool,
+    RayWorkerGroup,
+    ResourceUnavailable,
+    create_colocated_worker_cls,
+)
 from verl_ray.errors import StartTimeout
 from verl_ray.group import launch
 
@@ -84,7 +92,7 @@ def test_options_environment_and_class_name_are_kept() -> None:
     os.environ["MY_FLAG"] = "yes"
     with (
         pool(1) as places,
-        RayWorkerGroup(places, template, worker_env={"Y": "2"}, forward_env=["MY_FLAG"]) as group,
+        RayWorkerGroup(places, template, worker_env={"Y": "2"}, forward_env="MY_FLAG") as group,
     ):
         assert [group.environment(name) for name in ("X", "Y", "MY_FLAG")] == [["1"], ["2"], ["yes"]]
         assert group.environment("WG_BACKEND") == ["ray"]
@@ -108,6 +116,18 @@ def test_options_environment_and_class_name_are_kept() -> None:
         ({"use_gpu": True}, ValueError, "use_gpu"),
         ({"master_port": "29500"}, ValueError, "both"),
         ({"profile_steps": [1]}, ValueError, "worker_nsight_options"),
+        ({"resource_pool": None}, ValueError, "resource_pool is None, expected a RayResourcePool"),
+        ({"resource_pool": ResourcePool([1])}, ValueError, "resource_pool is .* expected a RayResourcePool"),
+        ({"ray_cls_with_init": Plain}, ValueError, "ray_cls_with_init is .* expected a RayClassWithInitArgs"),
+        ({"ray_wait_register_center_timeout": "5"}, TypeError, "ray_wait_register_center_timeout .* got '5'"),
+        ({"wait": "no"}, TypeError, "wait must be True or False, got 'no'"),
+        ({"bin_pack": "no"}, TypeError, "bin_pack must be True or False"),
+        ({"use_gpu": "no"}, TypeError, "use_gpu must be True or False"),
+        ({"on_restart": 5}, ValueError, "on_restart is 5, expected a function"),
+        ({"worker_env": "X=1"}, TypeError, "worker_env must be a dict"),
+        ({"forward_env": 5}, TypeError, "forward_env must be a list of strs"),
+        ({"resource_pool": None, "worker_handles": 5}, TypeError, "worker_handles must be a list"),
+        ({"resource_pool": None, "worker_names": [5]}, TypeError, "worker_names must be a str, got 5"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_before_anything_starts(
@@ -115,7 +135,9 @@ def test_what_cannot_be_honoured_is_refused_before_anything_starts(
 ) -> None:
     before = free_resources()
     with pytest.raises(error, match=pattern):
-        RayWorkerGroup(pool(), RayClassWithInitArgs(Plain), **keywords)
+        RayWorkerGroup(
+            **{"resource_pool": pool(), "ray_cls_with_init": RayClassWithInitArgs(Plain), **keywords}
+        )
     assert free_resources() == before
 
 
@@ -126,11 +148,16 @@ def test_methods_named_like_the_groups_own_are_refused(name: str) -> None:
         RayWorkerGroup(pool(), RayClassWithInitArgs(type("A", (Worker,), {name: method})))
 
 
-def test_restarts_by_ray_are_refused() -> None:
-    template = RayClassWithInitArgs(Plain)
-    template.update_options({"max_restarts": -1})
-    with pytest.raises(ValueError, match="max_restarts"):
-        RayWorkerGroup(pool(), template)
+def test_a_constructor_argument_that_cannot_be_pickled_is_named() -> None:
+    lock: Any = threading.Lock()
+    template = RayClassWithInitArgs(ForgetsSuper, lock)
+    roles = create_colocated_worker_cls({"one": RayClassWithInitArgs(Plain), "two": template})
+    for given in (template, roles):
+        with (
+            pool() as places,
+            pytest.raises(TypeError, match=r"argument 0 of method 'ForgetsSuper\.__init__' cannot"),
+        ):
+            RayWorkerGroup(places, given)
 
 
 def test_a_failing_constructor_is_told_at_once_and_leaves_nothing(wait_until_free: Resources) -> None:
@@ -159,6 +186,18 @@ def test_a_start_that_takes_too_long_is_bounded_and_says_what_it_waits_for(
     assert [record.levelname for record in said] == ["INFO", "WARNING"]
     pattern = r"after \d s ranks \[0\] are still (waiting for a process|in their cons)"
     assert all(re.search(pattern, record.message) for record in said)
+
+
+def test_a_start_says_whose_actors_are_on_its_place() -> None:
+    with pool(1, max_colocate_count=1) as places:
+        first = RayWorkerGroup(places, RayClassWithInitArgs(NoWorker), name_prefix="first")
+        [name], handles = first.worker_names, first.workers
+        del first
+        gc.collect()
+        with pytest.raises(StartTimeout, match=rf"on the place of rank 0 lives '{name}' .* ray.kill"):
+            RayWorkerGroup(places, RayClassWithInitArgs(NoWorker), ray_wait_register_center_timeout=3)
+        ray.kill(handles[0])
+        RayWorkerGroup(places, RayClassWithInitArgs(NoWorker)).shutdown()
 
 
 def test_groups_start_side_by_side() -> None:

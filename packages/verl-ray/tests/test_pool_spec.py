@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from verl_ray.pools.pool import (
     RayResourcePool,
     ResourcePoolManager,
     SubRayResourcePool,
+    extract_pg_from_exist,
     merge_resource_pool,
     split_resource_pool,
 )
@@ -72,7 +74,21 @@ def test_an_accelerator_that_ray_cannot_share_has_one_share() -> None:
         ({"max_colocate_count": True}, "max_colocate_count must be .* got True"),
         ({"max_colocate_count": 10_001}, "1 to 10000"),
         ({"timeout_s": 0}, "timeout_s must be a number of seconds above 0"),
+        ({"timeout_s": math.nan}, "timeout_s must be .* got nan"),
+        ({"timeout_s": "5"}, "timeout_s must be .* got '5'"),
+        ({"timeout_s": True}, "timeout_s must be .* got True"),
         ({"cpus_per_worker": -1}, "cpus_per_worker is -1"),
+        ({"cpus_per_worker": math.inf}, "cpus_per_worker is inf"),
+        ({"cpus_per_worker": "2"}, "cpus_per_worker is '2'"),
+        ({"use_gpu": None}, "use_gpu must be True or False, got None"),
+        ({"use_gpu": "False"}, "use_gpu must be True or False, got 'False'"),
+        ({"detached": "no"}, "detached must be True or False, got 'no'"),
+        ({"name_prefix": 5}, "name_prefix must be a str, got 5"),
+        ({"accelerator": 5}, "accelerator must be a str, got 5"),
+        ({"accelerator_type": 5}, "accelerator_type must be a str, got 5"),
+        ({"label_selector": "zone"}, "label_selector must be a dict"),
+        ({"topology_strategy": {"zone": 1}}, "topology_strategy must be a str, got 1"),
+        ({"process_on_nodes": 2}, "process_on_nodes must be a list of whole numbers, got 2"),
         ({"use_gpu": False, "accelerator": "NPU"}, "no accelerator beside use_gpu=False"),
         ({"accelerator": "CPU"}, "use_gpu=False"),
         ({"process_on_nodes": [2, 0]}, "process_on_nodes must be .* got 0"),
@@ -81,7 +97,7 @@ def test_an_accelerator_that_ray_cannot_share_has_one_share() -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused_at_once(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         RayResourcePool(**{"process_on_nodes": [1], **options})
 
 
@@ -138,6 +154,17 @@ def test_parts_know_their_place_also_when_cut_twice() -> None:
     assert last.parent is second
 
 
+def test_what_is_no_pool_is_named() -> None:
+    no_pool: Any = None
+    for use, message in (
+        (lambda: split_resource_pool(no_pool, 1), "resource_pool is None"),
+        (lambda: merge_resource_pool(RayResourcePool([1]), no_pool), "rp2 is None"),
+        (lambda: extract_pg_from_exist({}, [], no_pool), "resource_pool is None"),
+    ):
+        with pytest.raises(ValueError, match=f"{message}, expected a RayResourcePool"):
+            use()
+
+
 def test_a_run_outside_the_parent_is_refused() -> None:
     with pytest.raises(ValueError, match="a run of the parent"):
         SubRayResourcePool(RayResourcePool([2]), 1, 2)
@@ -183,5 +210,13 @@ def test_a_manager_may_have_no_roles() -> None:
 def test_the_manager_names_what_it_does_not_know() -> None:
     with pytest.raises(ValueError, match=r"mapping has .*'critic': 'typo'.* expected .* main"):
         ResourcePoolManager({"main": [1]}, {"actor": "main", "critic": "typo"})
+    bad: tuple[tuple[Any, Any, str], ...] = (
+        (None, None, "resource_pool_spec must be a dict"),
+        ({"main": 2}, None, r"resource_pool_spec\['main'\] must be a list"),
+        ({"main": [1]}, "main", "mapping must be a dict"),
+    )
+    for spec, mapping, message in bad:
+        with pytest.raises(TypeError, match=message):
+            ResourcePoolManager(spec, mapping)
     with pytest.raises(KeyError, match=r"no role in the mapping 'judge'; there are \['actor'\]"):
         ResourcePoolManager({"main": [1]}, {"actor": "main"}).get_resource_pool("judge")

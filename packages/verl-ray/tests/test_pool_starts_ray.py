@@ -51,7 +51,7 @@ def test_the_first_use_starts_ray_and_a_later_cluster_is_not_mistaken_for_it() -
     group.shutdown()
     watch.thread.join(10)
     assert not watch.thread.is_alive()
-    with pytest.raises(PoolClosed, match="a Ray cluster that this process has left; make a new one"):
+    with pytest.raises(PoolClosed, match="this process has left the workers' Ray cluster; make a new one"):
         pool.slots()
     assert (pool.store, pool.pgs, repr(pool)) == ([1], None, "RayResourcePool([1], CPU, 'verl_ray')")
     pool.shutdown()

@@ -18,6 +18,7 @@ from verl_dispatch import Dispatch, Worker, register
 from verl_dispatch.methods.registered import registered_methods
 from verl_dispatch.planning.plan import RankCall
 from verl_dispatch.workers.rank import RankInfo
+from verl_dispatch.workers.roles import arguments_apart, roles_of
 from verl_protocol import DataProto, DataProtoFuture
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl_ray.calls.packing import Packer, is_worth_storing
@@ -58,7 +59,7 @@ def test_options_of_remote_are_kept_and_later_ones_win() -> None:
     template: RayClassWithInitArgs[Any] = RayClassWithInitArgs(wrapped, "x")
     template.update_options({"num_cpus": 1})
     template.set_additional_resource({"disk": 1})
-    options = template.actor_options()
+    options = template.user_options()
     assert (options["num_cpus"], options["max_concurrency"], options["resources"]) == (1, 3, {"disk": 1})
     assert template.user_class is Sample
     assert template.cls is wrapped
@@ -76,7 +77,7 @@ def test_async_classes_make_asyncio_actors_only_where_calls_may_interleave() -> 
     template: RayClassWithInitArgs[Any] = RayClassWithInitArgs(AsyncSample)
     assert not has_async_methods(template.actor_class().__ray_metadata__.modified_class)
     template.update_options({"max_concurrency": 9})
-    assert template.actor_options()["max_concurrency"] == 9
+    assert template.user_options()["max_concurrency"] == 9
     assert has_async_methods(template.actor_class().__ray_metadata__.modified_class)
     roles = create_colocated_worker_cls({"a": RayClassWithInitArgs(AsyncSample)})
     roles.update_options({"max_concurrency": 9})
@@ -107,6 +108,50 @@ class Grouped:
 def test_concurrency_groups_are_refused_when_the_template_is_made(make: Any, named: str) -> None:
     with pytest.raises(ValueError, match=rf"{named}.*max_concurrency"):
         make()
+
+
+@pytest.mark.parametrize(
+    ("option", "way"),
+    [
+        ("name", "name_prefix"),
+        ("scheduling_strategy", "get_placement_groups"),
+        ("placement_group", "get_placement_groups"),
+        ("lifetime", "detached=True"),
+        ("get_if_exists", "from_detached"),
+        ("max_restarts", r"group\.restart\(\)"),
+    ],
+)
+def test_options_for_which_a_group_has_its_own_way_are_refused(option: str, way: str) -> None:
+    with pytest.raises(ValueError, match=f"{option} of the options of Sample is .*{way}"):
+        RayClassWithInitArgs(Sample, "x").update_options({option: "detached"})
+
+
+def test_options_of_remote_are_refused_alike() -> None:
+    with pytest.raises(ValueError, match=r"lifetime of the options of Sample is 'detached'"):
+        RayClassWithInitArgs(REMOTE(lifetime="detached")(Sample))
+
+
+def test_none_where_options_or_roles_go_is_none_or_is_named() -> None:
+    template: RayClassWithInitArgs[Any] = RayClassWithInitArgs(Sample, "x")
+    template.update_options(None)
+    template.set_additional_resource(None)
+    assert template.user_options() == {}
+    nothing: Any = None
+    with pytest.raises(ValueError, match="class_dict=None, expected a dict of role"):
+        create_colocated_worker_cls(nothing)
+    plain: Any = {"a": AsyncSample}
+    assert roles_of(create_colocated_worker_cls(plain).user_class) == plain
+    with pytest.raises(TypeError, match="options must be a dict"):
+        template.update_options([("num_cpus", 1)])  # type: ignore[arg-type]
+
+
+def test_the_arguments_of_roles_do_not_travel_with_the_class() -> None:
+    roles = create_colocated_worker_cls({"a": RayClassWithInitArgs(Sample, "x" * 1_000_000)})
+    cloudpickle: Any = ray.cloudpickle
+    with arguments_apart():
+        assert len(cloudpickle.dumps(derive_actor_class(roles.user_class))) < 500_000
+    again = pickle.loads(cloudpickle.dumps(roles))
+    assert again.constructor_arguments()[0][0][0].args == ("x" * 1_000_000,)
 
 
 def test_the_actor_class_waits_and_keeps_its_name() -> None:

@@ -1,10 +1,10 @@
-"""Counts, flags, time limits, dicts and TensorDicts that users hand in, checked before they are used."""
+"""What users hand in, checked before it is used: counts, flags, names, time limits, dicts, TensorDicts."""
 
 from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,42 @@ def whole_number(argument: str, value: Any, least: int) -> int:
     if number is None or number < least or isinstance(value, (bool, np.bool_)):
         raise InvalidValueError(f"{argument} must be a whole number of at least {least}, got {short(value)}")
     return number
+
+
+def whole_numbers(argument: str, values: Any, least: int) -> list[int]:
+    """`values` as a list of ints of at least `least`; none for None.
+
+    Raises:
+        InvalidTypeError: `values` cannot be gone through.
+        InvalidValueError: one is no whole number, or too small.
+    """
+    if values is not None and not isinstance(values, Iterable):
+        raise InvalidTypeError(f"{argument} must be a list of whole numbers, got {short(values)}")
+    return [whole_number(argument, value, least) for value in values or ()]
+
+
+def text(argument: str, value: Any) -> str:
+    """`value`, if it is a str.
+
+    Raises:
+        InvalidTypeError: it is something else.
+    """
+    if not isinstance(value, str):
+        raise InvalidTypeError(f"{argument} must be a str, got {short(value)}")
+    return value
+
+
+def texts(argument: str, values: Any) -> list[str]:
+    """`values` as a list of strs: one str stands for itself, None for none.
+
+    Raises:
+        InvalidTypeError: they are something else.
+    """
+    if isinstance(values, str):
+        return [values]
+    if values is not None and not isinstance(values, Iterable):
+        raise InvalidTypeError(f"{argument} must be a list of strs, got {short(values)}")
+    return [text(argument, value) for value in values or ()]
 
 
 def flag(argument: str, value: Any) -> bool:

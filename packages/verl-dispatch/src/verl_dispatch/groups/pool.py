@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from verl_protocol.arguments import whole_number
+from verl_protocol.arguments import whole_number, whole_numbers
 from verl_protocol.tables import html_table
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class ResourcePool:
         max_colocate_count: int = 10,
         n_gpus_per_node: int = 8,
     ) -> None:
-        self._store = [whole_number("process_on_nodes", count, 1) for count in process_on_nodes or ()]
+        self._store = whole_numbers("process_on_nodes", process_on_nodes, 1)
         self.max_colocate_count: int = whole_number("max_colocate_count", max_colocate_count, 1)
         self.n_gpus_per_node = n_gpus_per_node
 

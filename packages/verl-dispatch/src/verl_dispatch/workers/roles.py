@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ __all__ = [
     "ColocatedWorker",
     "RoleSpec",
     "UnknownRoleError",
+    "arguments_apart",
     "clean_up",
     "clean_up_hook",
     "create_colocated_worker_raw_cls",
@@ -44,6 +46,23 @@ class RoleSpec:
     cls: type
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = ((), {}) if _arguments_go_apart.get() else (self.args, self.kwargs)
+        return RoleSpec, (self.name, self.cls, *given)
+
+
+_arguments_go_apart: ContextVar[bool] = ContextVar("verl_dispatch_arguments_go_apart", default=False)
+
+
+@contextmanager
+def arguments_apart() -> Iterator[None]:
+    """A class that is pickled here comes without the arguments of its roles, which may be large."""
+    token = _arguments_go_apart.set(True)
+    try:
+        yield
+    finally:
+        _arguments_go_apart.reset(token)
 
 
 class ColocatedWorker(Worker):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "WIRE_VERSION",
     "Packed",
+    "Pickled",
     "ReadOnlyWriteError",
     "UnknownDtypeError",
     "WireVersionError",
@@ -113,14 +114,29 @@ class Packed:
     pickler: type[pickle.Pickler]
     references: bool = False
 
+    def pickled(self) -> Pickled:
+        """The same, pickled already; not for values whose references must count for the pickle around."""
+        with references_travel() if self.references else nullcontext():
+            return Pickled(*dumps(self.value, pickler=self.pickler), self.readers)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickled here and not before, so that references inside count for the pickle around.
-        with references_travel() if self.references else nullcontext():
-            data, buffers = dumps(self.value, pickler=self.pickler)
+        return self.pickled().__reduce_ex__(protocol)
+
+
+@dataclass(frozen=True, slots=True)
+class Pickled:
+    """What a `Packed` is pickled as; what is read back is the value itself."""
+
+    data: bytes
+    buffers: Sequence[pickle.PickleBuffer]
+    readers: Readers
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
         if protocol < 5:
-            return unpack, (VersionTag(), "many", data, [bytes(buffer.raw()) for buffer in buffers])
-        outer = pickle.PickleBuffer(data) if len(data) > _LARGE_BYTES else data
-        return unpack, (VersionTag(), self.readers, outer, buffers)
+            return unpack, (VersionTag(), "many", self.data, [bytes(each.raw()) for each in self.buffers])
+        outer = pickle.PickleBuffer(self.data) if len(self.data) > _LARGE_BYTES else self.data
+        return unpack, (VersionTag(), self.readers, outer, self.buffers)
 
 
 def pack(

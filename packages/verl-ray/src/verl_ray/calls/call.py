@@ -10,13 +10,14 @@ import ray
 from verl_dispatch.groups.call import Call
 from verl_dispatch.planning.collectors import BatchCollector
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions
-from verl_dispatch.planning.plan import CallPlan
+from verl_dispatch.planning.parts import FuturePart, PaddedPart
+from verl_dispatch.planning.plan import CallPlan, arguments_of
 from verl_dispatch.workers.observed import Stamps
 from verl_protocol import DataProtoFuture
 
-from verl_ray.calls.failures import has_failed
+from verl_ray.calls.failures import AN_EARLIER_CALL, failure_of, has_failed, is_gone, maker_of_actor
 from verl_ray.calls.futures import AnswerPart, BatchFuture, Makers, explained, late
-from verl_ray.wire.refs import hear
+from verl_ray.wire.refs import connection, hear, transport_of
 from verl_ray.wire.sealed import opened
 from verl_ray.wire.store import with_objects
 
@@ -97,7 +98,7 @@ class RayCall(Call):
 
     def done(self) -> bool:
         """Whether every call has ended, or one has failed; also before anybody has asked for an answer."""
-        if self._asked or not ray.is_initialized():
+        if self._asked or connection() is None:
             return super().done()
         refs = [*self.refs.values(), *(part.ref for part in self._unread)]
         done, waiting = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
@@ -111,7 +112,12 @@ class RayCall(Call):
         if not failed:
             return explained(errors, [each for each in silent if isinstance(each, AnswerPart)])
         ranks = [rank for rank in silent if isinstance(rank, int)]
-        return self._made_by.failure(self.plan.method, failed, ranks, self._generation)
+        lacking = [self._failed_inputs(rank) for rank in failed]
+        if ranks or any(map(is_gone, failed.values())) or not all(lacking):
+            return self._made_by.failure(self.plan.method, failed, ranks, self._generation)
+        told = explained({part: error for each in lacking for part, error in each.items()}, [])
+        told.add_note(f"its result was an argument of method {self.plan.method!r} of group {self.group!r}")
+        return told
 
     def late(self, limit_s: float, silent: Sequence[Any]) -> TimeoutError:
         """The error for this call, or an earlier one; async methods, which hold their worker, are stopped."""
@@ -119,7 +125,33 @@ class RayCall(Call):
         if self._can_be_cancelled and self.deadline.left == 0:
             for rank in ranks:
                 ray.cancel(self.refs[rank])
+        if ranks and all(waits := [self._waits_for(rank) for rank in ranks]):
+            told = late([part for parts in waits for part in parts], limit_s)
+            told.add_note(f"its result is an argument of method {self.plan.method!r} of group {self.group!r}")
+            return told
         return super().late(limit_s, ranks) if ranks else late(silent, limit_s)
+
+    def _inputs(self, rank: int) -> dict[Any, AnswerPart]:
+        """The results that a rank got before they were there, of workers known here, by reference."""
+        call = next(call for call in self.plan.calls if call.rank == rank)
+        parts = (part for value in arguments_of(call) for part in _parts_of(value))
+        return {part.ref: part for part in parts if part.made_by is not None and not transport_of(part.ref)}
+
+    def _failed_inputs(self, rank: int) -> dict[AnswerPart, BaseException]:
+        """Those of them that failed, where it is known which call makes them."""
+        known = [part for part in self._inputs(rank).values() if part.method != AN_EARLIER_CALL]
+        failures = [(part, failure_of(part.ref)) for part in known]
+        return {part: error for part, error in failures if error is not None}
+
+    def _waits_for(self, rank: int) -> list[AnswerPart]:
+        """The results without which a rank does not begin, and which are yet to be made."""
+        parts = self._inputs(rank)
+        known = list(parts)
+        return (
+            [parts[ref] for ref in ray.wait(known, num_returns=len(known), timeout=0, fetch_local=False)[1]]
+            if known
+            else []
+        )
 
     # --- what a caller gets who does not wait --------------------------------------------------------------
 
@@ -182,6 +214,17 @@ def unread_behind(futures: Iterable[DataProtoFuture[Any]]) -> tuple[AnswerPart, 
     """The answers that nobody reads of the calls that make these futures."""
     parts = (part for future in futures for part in _answer_parts(future.futures))
     return tuple(dict.fromkeys(each for part in parts for each in part.unread))
+
+
+def _parts_of(argument: Any) -> Iterator[AnswerPart]:
+    value = argument.value if isinstance(argument, PaddedPart) else argument
+    value = value.future if isinstance(value, FuturePart) else value
+    if isinstance(value, ray.ObjectRef):
+        maker = maker_of_actor(value.task_id().actor_id().hex())
+        if maker is not None:
+            yield AnswerPart(value, maker.rank, maker.workers(), maker.generation, AN_EARLIER_CALL)
+    elif isinstance(value, DataProtoFuture):
+        yield from _answer_parts(value.futures)
 
 
 def _answer_parts(parts: Sequence[Any]) -> Iterator[AnswerPart]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import (
@@ -27,7 +28,18 @@ from verl_dispatch.errors import WorkerFailure
 from verl_ray.wire.refs import get_answers
 from verl_ray.worker.host import WorkerReport
 
-__all__ = ["Survey", "describe_failures", "has_failed", "is_gone", "survey"]
+__all__ = [
+    "AN_EARLIER_CALL",
+    "Survey",
+    "began_with",
+    "describe_failures",
+    "failure_of",
+    "has_failed",
+    "is_gone",
+    "maker_of_actor",
+    "remember",
+    "survey",
+]
 
 
 _GONE = (
@@ -41,7 +53,11 @@ _GONE = (
     # An answer lies on the node of the worker that made it, until somebody fetches it.
     ObjectLostError,
 )
+AN_EARLIER_CALL = "(an earlier call)"
+"""Stands for the method that makes a result, where neither we nor Ray know it."""
+
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_HEAD = re.compile(r"ray::\S*?(\w+)\(\) \(pid=\d+, ip=[^,]*, actor_id=(\w+)")
 _PID = re.compile(r"\bpid[=:] ?(\d+)")
 _IP = re.compile(r"\bip[=:] ?([0-9A-Fa-f.:]+)")
 
@@ -97,15 +113,69 @@ def is_gone(error: BaseException) -> bool:
     return isinstance(error, _GONE) and not isinstance(error, RayTaskError)
 
 
-def has_failed(ref: Any) -> bool:
-    """Whether what is behind the reference is an error by now."""
+# --- Failures that a worker only got from another one, whose result it was given ---------------------------
+
+
+_MAKERS: dict[str, Maker] = {}
+"""Each worker of the groups of this process, also of those that are gone, by its actor's id; a few bytes."""
+
+
+class Maker(NamedTuple):
+    """A worker that makes results: of which workers, of which generation of theirs, and which rank."""
+
+    workers: weakref.ref[Any]
+    generation: int
+    rank: int
+
+
+def remember(workers: Any, handles: Sequence[Any], generation: int) -> None:
+    """Let failures of these actors be told as those of a rank of `workers`, which knows them first."""
+    kept = weakref.ref(workers)
+    for rank, handle in enumerate(handles):
+        actor_id = handle._actor_id.hex()
+        if maker_of_actor(actor_id) is None:
+            _MAKERS[actor_id] = Maker(kept, generation, rank)
+
+
+def maker_of_actor(actor_id: str) -> Maker | None:
+    """The worker that the actor is, while its group is there."""
+    maker = _MAKERS.get(actor_id)
+    return maker if maker is not None and maker.workers() is not None else None
+
+
+def began_with(error: BaseException) -> tuple[Maker, str, BaseException] | None:
+    """The worker at whose failure this one began, that of a worker which was given its result.
+
+    Besides the worker, the method, "" where Ray does not say it, and the error as it was there.
+    """
+    if not isinstance(error, RayTaskError):
+        return None
+    cause: BaseException = error
+    heads = _HEAD.findall(_ANSI.sub("", str(error)))
+    if isinstance(error.cause, RayActorError) and error.cause.actor_id:
+        method, actor_id, cause = "", error.cause.actor_id, error.cause
+    elif len(heads) > 1:
+        method, actor_id = heads[-1]
+    else:
+        return None
+    maker = maker_of_actor(actor_id)
+    return None if maker is None else (maker, method, cause)
+
+
+def failure_of(ref: Any) -> Exception | None:
+    """The error that is behind the reference by now, if one is."""
     try:
         ray.get(ref, timeout=0)
     except GetTimeoutError:
-        return False
-    except Exception:  # whatever the worker raised
-        return True
-    return False
+        return None
+    except Exception as error:  # whatever the worker raised
+        return error
+    return None
+
+
+def has_failed(ref: Any) -> bool:
+    """Whether what is behind the reference is an error by now."""
+    return failure_of(ref) is not None
 
 
 def describe_failures(
@@ -116,10 +186,14 @@ def describe_failures(
 
 
 def _describe(rank: int, error: BaseException, report: WorkerReport | None) -> WorkerFailure:
+    cause = _cause_of(error)
+    if cause is not error and isinstance(cause, RayActorError):
+        # It is another worker that has died, of which only Ray knows.
+        return WorkerFailure(rank, *_place(str(cause), None), cause, _ANSI.sub("", str(error)))
     text = _ANSI.sub("", str(error)) if isinstance(error, RayError) else ""
     node, pid = _place(text, report)
     # Only what the worker itself raised has a traceback; all else says what it has to say in the cause.
-    return WorkerFailure(rank, node, pid, _cause_of(error), text if isinstance(error, RayTaskError) else "")
+    return WorkerFailure(rank, node, pid, cause, text if isinstance(error, RayTaskError) else "")
 
 
 def _place(text: str, report: WorkerReport | None) -> tuple[str, int | None]:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-from verl_dispatch.errors import CallTimeout
+from verl_dispatch.errors import CallTimeout, WorkerGroupError
 from verl_dispatch.groups.call import Arrivals, Pauses
 from verl_dispatch.planning.parts import FuturePart
 from verl_protocol import DataProtoFuture
 from verl_protocol.futures.parts import Cut, Deadline, Steps, overlaps, span_of, values_of
 
+from verl_ray.calls.failures import has_failed
 from verl_ray.wire.refs import get_answers, hear, transport_of
 from verl_ray.wire.sealed import Payload, SealedFuture, is_one_whole_part, opened
 from verl_ray.wire.store import with_objects
@@ -145,10 +147,24 @@ class BatchFuture(SealedFuture):
     """
 
     def _run(self, steps: Steps[T], timeout: float | None = None, fetch: Any = None) -> T:
-        return super()._run(steps, timeout, fetch or fetch_answers)
+        with self._failures_told():
+            return super()._run(steps, timeout, fetch or fetch_answers)
 
     async def _run_async(self, steps: Steps[T], timeout: float | None = None, fetch: Any = None) -> T:
-        return await super()._run_async(steps, timeout, fetch or fetch_answers_async)
+        with self._failures_told():
+            return await super()._run_async(steps, timeout, fetch or fetch_answers_async)
+
+    @contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        """Ray prints failures that nobody has read; who is told of one is told of all of the same call."""
+        try:
+            yield
+        except WorkerGroupError as failure:
+            # Without a failure it is refused, maybe as there is no Ray any more that could be asked.
+            for part in (*self.futures, *(self.row_counts or ())) if failure.errors else ():
+                if isinstance(part, AnswerPart) and transport_of(part.ref) is None:
+                    has_failed(part.ref)
+            raise
 
 
 # --- The values of parts, however many ranks, calls and groups make them ----------------------------------

@@ -8,28 +8,39 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from verl_protocol.arguments import flag, texts
+from verl_protocol.errors import InvalidTypeError, short
 
 from verl_ray.calls.futures import AnswerPart, fetch_answers
-from verl_ray.errors import AttachError
+from verl_ray.errors import AttachError, unusable
 from verl_ray.group.launch import end
+from verl_ray.group.setup import places_again
 from verl_ray.group.worker_set import WorkerSet
-from verl_ray.pools.cluster import ensure_ray_started
+from verl_ray.pools.cluster import ensure_ray_started, placement_groups_of
+from verl_ray.pools.placement import release
+from verl_ray.worker.actor import RayClassWithInitArgs
 from verl_ray.worker.host import WorkerReport
 
 __all__ = ["attach", "attach_by_handle", "attach_by_name", "destroy_detached"]
 
 
 def attach(
-    group: str, names: Sequence[str] | None, handles: Sequence[Any] | None, timeout_s: float
+    group: str,
+    names: Sequence[str] | None,
+    handles: Sequence[Any] | None,
+    template: RayClassWithInitArgs[Any],
+    timeout_s: float,
 ) -> WorkerSet:
     """Running workers: by handle where handles are given, else by name."""
     if handles is not None:
         return attach_by_handle(group, handles, timeout_s)
-    return attach_by_name(group, names or (), timeout_s)
+    return attach_by_name(group, texts("worker_names", names), template, timeout_s)
 
 
-def attach_by_name(group: str, names: Sequence[str], timeout_s: float) -> WorkerSet:
-    """All workers of one group, in the order of the ranks they report.
+def attach_by_name(
+    group: str, names: Sequence[str], template: RayClassWithInitArgs[Any], timeout_s: float
+) -> WorkerSet:
+    """All workers of one group, in the order of the ranks they report; detached ones may be restarted.
 
     Raises:
         AttachError: a name is unknown, a rank is missing or comes twice, or a worker does not answer.
@@ -40,7 +51,11 @@ def attach_by_name(group: str, names: Sequence[str], timeout_s: float) -> Worker
     _check_ranks(reports, names)
     order = sorted(range(len(names)), key=lambda index: reports[index].rank_info.rank)
     return WorkerSet.attached(
-        group, [handles[i] for i in order], [names[i] for i in order], [reports[i] for i in order]
+        group,
+        [handles[i] for i in order],
+        [names[i] for i in order],
+        [reports[i] for i in order],
+        find_places=places_again(reports[0].origin, template),
     )
 
 
@@ -50,6 +65,8 @@ def attach_by_handle(group: str, handles: Sequence[Any], timeout_s: float) -> Wo
     Raises:
         AttachError: no handles, or a worker does not answer or was not started by a group.
     """
+    if not isinstance(handles, Sequence):
+        raise InvalidTypeError(f"worker_handles must be a list of actor handles, got {short(handles)}")
     ensure_ray_started()
     titles = [f"worker_handles[{index}]" for index in range(len(handles))]
     if not handles:
@@ -59,21 +76,35 @@ def attach_by_handle(group: str, handles: Sequence[Any], timeout_s: float) -> Wo
     return WorkerSet.attached(group, handles, names, reports)
 
 
-def destroy_detached(worker_names: Sequence[str]) -> None:
+def destroy_detached(worker_names: Sequence[str], *, placement_groups: bool = False) -> None:
     """End detached workers by their names, and wait until they are gone; those that are already are passed
     over.
 
+    Args:
+        worker_names: the names.
+        placement_groups: also remove the placement groups that the workers were on, with whoever else is
+            there: all that is left of a detached pool whose driver has ended.
+
     Raises:
         AttachError: a name is unknown because this driver is in another namespace.
+        ValueError: nothing is known of the placement groups.
     """
+    names = texts("worker_names", worker_names)
+    free = flag("placement_groups", placement_groups)
     ensure_ray_started()
+    groups = placement_groups_of(names) if free else []
+    if free and not groups:
+        raise unusable(
+            "worker_names", names, "names of actors that were on a placement group, in this namespace"
+        )
     handles = []
-    for name in worker_names:
+    for name in names:
         try:
             handles.append(ray.get_actor(name))
         except ValueError:
             _refuse_anonymous_namespace(name)
     end(handles)
+    release(groups)
 
 
 def _handle(name: str) -> Any:

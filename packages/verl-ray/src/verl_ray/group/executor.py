@@ -11,7 +11,8 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -191,6 +192,8 @@ class Executor:
         # All are packed before any is sent: what cannot be packed shall reach no rank.
         given = self._packed(plan, arguments, partial(_answer, plan, asked))
         remotes = self._remotes_of(plan.method, num_returns, transport)
+        # What nobody reads has no rows that anybody counts: Ray would print a failure of either.
+        unread = remotes if plan.fetches_all else self._remotes_of(plan.method, 1 + timed, transport)
         sent = RayCall(
             self._worker_set,
             plan,
@@ -199,12 +202,16 @@ class Executor:
             can_be_cancelled=route is not None and route.is_async,
         )
         # All ranks get the calls of several threads in one order, or two calls could wait for each other.
-        with self._worker_set.sending:
+        with self._worker_set.sending, self._sent_to_all(sent):
             for call, message in zip(plan.calls, given, strict=True):
-                ref = remotes[call.rank].remote(*message)
+                dropped = _is_dropped(plan, call)
+                ref = (unread if dropped else remotes)[call.rank].remote(*message)
                 if timed:
                     *ref, sent.stamps[call.rank] = ref
                     ref = ref if len(ref) > 1 else ref[0]
+                if dropped:
+                    sent.refs[call.rank] = ref
+                    continue
                 if remote:
                     sent.refs[call.rank], *sent.objects[call.rank] = ref
                     continue
@@ -215,6 +222,17 @@ class Executor:
                     sent.rows_refs[call.rank] = rows_ref
         sent.sent_at = time.perf_counter()
         return sent
+
+    @contextmanager
+    def _sent_to_all(self, sent: RayCall) -> Iterator[None]:
+        """Ranks of which only some got a call no longer agree about what comes next."""
+        try:
+            yield
+        except BaseException:
+            left = [rank for rank in sent.plan.called_ranks if rank not in sent.refs]
+            if sent.refs:
+                self._worker_set.mark_broken(sent.plan.method, left, self._generation)
+            raise
 
     def _packed(
         self, plan: CallPlan, arguments: Arguments, answer_of: Callable[[RankCall], Answer]
@@ -267,7 +285,12 @@ def _same_arguments(call: RankCall, other: RankCall) -> bool:
     return call.args is other.args and call.kwargs is other.kwargs
 
 
+def _is_dropped(plan: CallPlan, call: RankCall) -> bool:
+    return not plan.fetches_all and call.rank not in plan.fetched_ranks
+
+
 def _answer(plan: CallPlan, asked: Answer, call: RankCall) -> Answer:
-    dropped = not plan.fetches_all and call.rank not in plan.fetched_ranks
-    answer = replace(asked, dropped=dropped, guarded=plan.read_only)
+    if _is_dropped(plan, call):
+        return Answer(dropped=True, guarded=plan.read_only, timed=asked.timed)
+    answer = replace(asked, guarded=plan.read_only)
     return ONE_READER if answer == ONE_READER else answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import math
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
@@ -18,7 +19,7 @@ from verl_dispatch.planning.options import CallOptions, Labels
 from verl_dispatch.planning.plan import CallPlan, unpicklable
 from verl_dispatch.workers.observed import RecordWhen, pickled
 from verl_dispatch.workers.roles import roles_of
-from verl_protocol.arguments import flag, seconds
+from verl_protocol.arguments import flag, seconds, text
 from verl_protocol.errors import InvalidTypeError
 
 from verl_ray.calls.call import RayCall
@@ -144,36 +145,39 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
     ) -> None:
         for name in unknown:
             raise _unknown_keyword(name)
-        if ray_cls_with_init is None:
-            raise unusable("ray_cls_with_init", None, "a RayClassWithInitArgs")
+        if not isinstance(ray_cls_with_init, RayClassWithInitArgs):
+            raise unusable("ray_cls_with_init", ray_cls_with_init, "a RayClassWithInitArgs")
+        attaches = worker_names is not None or worker_handles is not None
+        if not (isinstance(resource_pool, RayResourcePool) or (attaches and resource_pool is None)):
+            expected = "a RayResourcePool, or worker_names or worker_handles"
+            raise unusable("resource_pool", resource_pool, expected)
+        if not (on_restart is None or callable(on_restart)):
+            raise unusable("on_restart", on_restart, "a function of the group")
         super().__init__(resource_pool)
         self._registered_methods(ray_cls_with_init.user_class)
         self._keeps_order = not ray_cls_with_init.interleaves()
-        self.name_prefix: str = name_prefix or random_prefix()
+        self.name_prefix: str = text("name_prefix", name_prefix or random_prefix())
         self.answers_stay_remote: bool = flag("remote", remote)
         if flag("metrics", metrics):
             self._observers.append(CallMetrics())
-        self.is_detached: bool = bool(detached)
-        self._on_restart = on_restart
+        self.is_detached: bool = flag("detached", detached)
+        self._on_restart, wait = on_restart, flag("wait", wait)
         self._template: RayClassWithInitArgs[Any] = ray_cls_with_init
         limit = seconds("ray_wait_register_center_timeout", ray_wait_register_center_timeout, above_zero=True)
         timeout_s = math.inf if limit is None else limit
-        if worker_names is not None or worker_handles is not None:
-            worker_set = attach(self.name_prefix, worker_names, worker_handles, timeout_s)
+        if resource_pool is None or attaches:
+            worker_set = attach(self.name_prefix, worker_names, worker_handles, ray_cls_with_init, timeout_s)
             self._adopt(worker_set, ray_cls_with_init.user_class, None)
             return
-        if resource_pool is None:
-            expected = "a RayResourcePool, or worker_names or worker_handles"
-            raise unusable("resource_pool", None, expected)
         request = GroupRequest(
             name=self.name_prefix,
             pool=resource_pool,
             template=ray_cls_with_init,
             rendezvous=RendezvousRequest(master_addr, master_port, master_port_range),
-            strategy=None if bin_pack is None else "STRICT_PACK" if bin_pack else "PACK",
+            strategy=None if bin_pack is None else "STRICT_PACK" if flag("bin_pack", bin_pack) else "PACK",
             device_name=device_name,
             detached=self.is_detached,
-            use_gpu=use_gpu,
+            use_gpu=None if use_gpu is None else flag("use_gpu", use_gpu),
             worker_env=worker_env,
             forward_env=forward_env,
             profile_steps=profile_steps,
@@ -245,11 +249,15 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
     ) -> Self:
         """Attach to workers that run already. Shutting this group down only lets go of them.
 
+        Detached workers whose driver has ended can be restarted here, on their slots, if they were attached
+        to by names; whoever else holds the group finds them dead then. `destroy_detached` frees the slots.
+
         Args:
             name_prefix: name of this group in messages.
             worker_names: all workers of a group, in any order: each is asked for its rank.
             worker_handles: any workers, in this order; one may come more than once.
-            ray_cls_with_init: the template that the workers were started from.
+            ray_cls_with_init: the template that the workers were started from, with the constructor's
+                arguments if they are to be restarted.
 
         Raises:
             AttachError: a name is unknown, a rank is missing or comes twice, or a worker does not answer.
@@ -348,7 +356,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
 
     # --- health and end ------------------------------------------------------------------------------------
 
-    def watch(self, on_death: Callable[[Death], object] | None = None, every_s: float = 1.0) -> Watch:
+    def watch(self, on_death: Callable[[Death], object] | None = None, every_s: float | None = None) -> Watch:
         """Notice deaths also while nobody calls: the group refuses calls from then on, and `on_death` is
         told once.
 
@@ -356,8 +364,10 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
 
         Args:
             on_death: called in the watching thread with a `Death`.
-            every_s: seconds between two looks.
+            every_s: seconds between two looks; one by default.
         """
+        if not (on_death is None or callable(on_death)):
+            raise unusable("on_death", on_death, "a function of a Death")
         worker_set = weakref.ref(self._worker_set)
 
         def tell(death: Death) -> None:
@@ -367,11 +377,12 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
             if on_death is not None:
                 on_death(death)
 
-        watch = Watch(lambda: _living(worker_set()), tell, every_s)
+        looks = seconds("every_s", 1.0 if every_s is None else every_s, above_zero=True)
+        watch = Watch(lambda: _living(worker_set()), tell, threading.TIMEOUT_MAX if looks is None else looks)
         self._worker_set.watches.append(watch)
         return watch
 
-    def start_worker_aliveness_check(self, every_n_seconds: float = 1) -> Watch:
+    def start_worker_aliveness_check(self, every_n_seconds: float | None = 1) -> Watch:
         """Watch the workers and make calls fail once one of them has died. Nothing is ever killed."""
         return self.watch(every_s=every_n_seconds)
 
@@ -383,7 +394,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         `on_restart` is called. If it fails, the group stays broken and may be restarted again.
 
         Raises:
-            NotTheOwnerError: a view of a role, or a group that was attached to.
+            NotTheOwnerError: a view of a role, or a group that was attached to; see `from_detached`.
             WorkerGroupError: the group was shut down, or a worker could not start.
             ResourceUnavailable: a node was lost, and there is no room elsewhere.
         """

@@ -11,22 +11,24 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
 from ray._private.ray_constants import RAY_ENABLE_UV_RUN_RUNTIME_ENV
 from ray.exceptions import ActorAlreadyExistsError, RayError
 from verl_dispatch.errors import WorkerGroupError
-from verl_dispatch.planning.plan import RankCall
+from verl_dispatch.planning.options import Labels
+from verl_dispatch.planning.plan import RankCall, unpicklable
 from verl_protocol.futures.parts import Deadline
 
-from verl_ray.calls.failures import describe_failures, survey
+from verl_ray.calls.failures import describe_failures, maker_of_actor, survey
 from verl_ray.calls.futures import AnswerPart, PartsArriving
 from verl_ray.calls.packing import Arguments, Packer
 from verl_ray.errors import NameTakenError, NodeLost, ResourceUnavailable, StartTimeout
-from verl_ray.pools.cluster import actor_state
-from verl_ray.wire.message import ONE_READER
+from verl_ray.pools.cluster import actor_state, actors_on
+from verl_ray.wire.message import ONE_READER, check_picklable
+from verl_ray.wire.refs import connection
 from verl_ray.worker.actor import CLEAN_UP, RayClassWithInitArgs
 from verl_ray.worker.host import Assignment, StartupTimes, WorkerReport, startup_times
 from verl_ray.worker.rendezvous import Rendezvous, RendezvousRequest
@@ -115,7 +117,7 @@ def launch(spec: LaunchSpec, number: int) -> Launched:
         for rank, (options, name) in enumerate(zip(spec.options, names, strict=True)):
             handles.append(_start_actor(spec, options, name, rank))
         meeting = handles[0]._verl_open_rendezvous.remote(spec.rendezvous)
-        set_ups = _send_set_ups(spec, handles, meeting)
+        set_ups = _send_set_ups(spec, handles, meeting, number)
     except BaseException:
         end(handles)
         raise
@@ -134,13 +136,21 @@ def _start_actor(spec: LaunchSpec, options: Mapping[str, Any], name: str, rank: 
         ) from None
 
 
-def _send_set_ups(spec: LaunchSpec, handles: Sequence[Any], meeting: Any) -> tuple[Any, ...]:
+def _send_set_ups(spec: LaunchSpec, handles: Sequence[Any], meeting: Any, number: int) -> tuple[Any, ...]:
     args, kwargs = spec.template.constructor_arguments()
     call = RankCall(0, args, kwargs)
     arguments = Arguments([call] * len(handles))
-    message, *refs = Packer(arguments.stored("many"), arguments.bulky).pack(call, ONE_READER) or (None,)
+    try:
+        message, *refs = Packer(arguments.stored("many"), arguments.bulky).pack(call, ONE_READER) or (None,)
+    except Exception:
+        for made in spec.template.constructions():
+            given = RankCall(0, made.args, made.kwargs)
+            labels = Labels(f"{made.cls.__name__}.__init__")
+            if (named := unpicklable(labels, [given], check_picklable)) is not None:
+                raise named from None
+        raise
     return tuple(
-        handle._verl_set_up.remote(assignment, meeting, message, *refs)
+        handle._verl_set_up.remote(replace(assignment, launch=number), meeting, message, *refs)
         for handle, assignment in zip(handles, spec.assignments, strict=True)
     )
 
@@ -184,15 +194,35 @@ def _reports(spec: LaunchSpec, launched: Launched) -> list[WorkerReport]:
         waited = time.time() - launched.requested_at
         while notices and waited >= notices[0][0]:
             _, level = notices.pop(0)
-            _log.log(level, "group %r: after %.0f s %s", spec.group, waited, _still_missing(launched))
+            _log.log(level, "group %r: after %.0f s %s", spec.group, waited, _still_missing(spec, launched))
 
 
-def _still_missing(launched: Launched) -> str:
-    """Who is waited for, and what for: a process, its imports, or the user's constructor."""
+def _still_missing(spec: LaunchSpec, launched: Launched) -> str:
+    """Who is waited for, and what for: a place, a process, its imports, or the user's constructor."""
     stages: dict[str, list[int]] = {}
-    for rank in survey(launched.set_ups, 0.0).silent:
+    silent = survey(launched.set_ups, 0.0).silent
+    for rank in silent:
         stages.setdefault(_stage(launched.handles[rank]), []).append(rank)
-    return "; ".join(f"ranks {ranks} are still {stage}" for stage, ranks in stages.items())
+    told = [f"ranks {ranks} are still {stage}" for stage, ranks in stages.items()]
+    return "; ".join([*told, *_in_the_way(spec, launched, silent)])
+
+
+def _in_the_way(spec: LaunchSpec, launched: Launched, ranks: Sequence[int]) -> list[str]:
+    """The actors on the places that these ranks wait for, but for those of groups that have a share there.
+
+    A group that was dropped gave its share back, while Ray lets its actors live as long as somebody holds a
+    handle of theirs, or a call of theirs runs.
+    """
+    found: list[str] = []
+    for rank in ranks:
+        if actor_state(launched.handles[rank]._actor_id.hex()) == "PENDING_CREATION":
+            place = spec.options[rank]["scheduling_strategy"]
+            there = actors_on(place.placement_group.id.hex(), place.placement_group_bundle_index)
+            strangers = [
+                f"{name}, id {actor}" for actor, name in there.items() if maker_of_actor(actor) is None
+            ]
+            found += [f"on the place of rank {rank} lives {each}" for each in strangers]
+    return found
 
 
 def _stage(handle: Any) -> str:
@@ -209,7 +239,7 @@ def _stage(handle: Any) -> str:
 def _start_failure(spec: LaunchSpec, launched: Launched, error: Exception) -> Exception:
     if not isinstance(error, RayError):
         silent = survey(launched.set_ups, 0.0).silent
-        return StartTimeout(spec.group, spec.timeout_s, silent)
+        return StartTimeout(spec.group, spec.timeout_s, silent, _in_the_way(spec, launched, silent))
     # Every other rank waits for rank 0's answer about the meeting point, and fails for want of it.
     found = survey([launched.meeting], 0.0)
     if found.errors:
@@ -226,7 +256,7 @@ def _start_failure(spec: LaunchSpec, launched: Launched, error: Exception) -> Ex
 
 def end(handles: Sequence[Any]) -> None:
     """End the actors: a moment for their own clean-up, a kill, a wait until Ray knows that they are gone."""
-    if not ray.is_initialized():
+    if connection() is None:
         return
     cleaning = [getattr(handle, CLEAN_UP).remote() for handle in handles if hasattr(handle, CLEAN_UP)]
     if cleaning:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import ray
+from ray import cloudpickle
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from verl_dispatch.workers.rank import RankInfo
 from verl_protocol.errors import InvalidValueError
 
-from verl_ray.errors import unusable
+from verl_ray.errors import NotTheOwnerError, unusable
 from verl_ray.group.launch import LaunchSpec
 from verl_ray.group.worker_set import Places, WorkerSet
+from verl_ray.pools.cluster import job_runs
 from verl_ray.pools.ordering import local_ranks
 from verl_ray.pools.pool import RayResourcePool
 from verl_ray.pools.shares import demand_of_options
@@ -26,10 +29,13 @@ from verl_ray.worker.environment import checked_env, forwarded_env, merge_settin
 from verl_ray.worker.host import Assignment
 from verl_ray.worker.rendezvous import RendezvousRequest
 
-__all__ = ["GroupRequest", "hire", "random_prefix"]
+__all__ = ["GroupRequest", "hire", "places_again", "random_prefix"]
 
 
 BACKEND = "ray"
+
+# Whoever attaches brings the template; the others are in the runtime environment.
+_NOT_FOR_OTHERS = ("template", "worker_env", "forward_env", "profile_steps", "worker_nsight_options")
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ class GroupRequest:
         Raises:
             ValueError: a rank or device variable, or two sources disagree.
         """
-        given = self.template.actor_options().get("runtime_env")
+        given = self.template.user_options().get("runtime_env")
         if given:
             checked_env("runtime_env", given.get("env_vars"))
         asked = merge_settings(
@@ -95,7 +101,7 @@ class GroupRequest:
 
     def options(self, runtime_env: Mapping[str, Any]) -> dict[str, Any]:
         """Ray options that all actors of the group have in common, once the pool is placed."""
-        user = self.template.actor_options()
+        user = self.template.user_options()
         share = self.pool.worker_options()
         if self.accelerator is None:
             share = {"num_cpus": share["num_cpus"], "num_gpus": 0}
@@ -113,7 +119,15 @@ class GroupRequest:
         stem = f"{self.name}_{self.template.user_class.__name__}"
         return tuple(f"{stem}_{rank}{end}" for rank in range(self.pool.world_size))
 
-    def assignments(self, slots: Sequence[Slot]) -> tuple[Assignment, ...]:
+    def origin(self, runtime_env: Mapping[str, Any], names: Sequence[str]) -> bytes:
+        """All but the template, for whoever attaches; b"" where the workers end with this driver."""
+        if not self.detached:
+            return b""
+        facts = {each: getattr(self, each) for each in vars(self) if each not in _NOT_FOR_OTHERS}
+        dumps: Callable[..., bytes] = cloudpickle.dumps  # pyright: ignore[reportPrivateImportUsage]
+        return dumps((ray.get_runtime_context().get_job_id(), facts, dict(runtime_env), tuple(names)))
+
+    def assignments(self, slots: Sequence[Slot], origin: bytes) -> tuple[Assignment, ...]:
         """Who each worker is, without the meeting point."""
         return tuple(
             Assignment(
@@ -126,6 +140,7 @@ class GroupRequest:
                     backend=BACKEND,
                 ),
                 self.accelerator,
+                origin,
             )
             for rank, (local_rank, local_world_size) in enumerate(
                 local_ranks([slot.node_key for slot in slots])
@@ -149,6 +164,25 @@ def hire(request: GroupRequest) -> WorkerSet:
     return WorkerSet(request.name, find_places, lambda: pool.closed, request.grace_s)
 
 
+def places_again(origin: bytes, template: RayClassWithInitArgs[Any]) -> Callable[[], Places] | None:
+    """Takes the places of workers whose driver has ended; None where they end with it.
+
+    It raises NotTheOwnerError while that driver runs.
+    """
+
+    def find_places() -> Places:
+        job, facts, runtime_env, names = cloudpickle.loads(origin)
+        if job_runs(job):
+            raise NotTheOwnerError(
+                f"restart() on group {facts['name']!r}: it was attached to, and the driver that started it "
+                f"(job {job}) still runs; restart it there"
+            )
+        template.check_arguments()
+        return _find_places(GroupRequest(template=template, **facts), runtime_env, names)
+
+    return find_places if origin else None
+
+
 def _find_places(request: GroupRequest, runtime_env: Mapping[str, Any], names: tuple[str, ...]) -> Places:
     """Take a share of the pool's slots, which are reserved first where they are not, or not any more."""
     begin = time.perf_counter()
@@ -161,7 +195,7 @@ def _find_places(request: GroupRequest, runtime_env: Mapping[str, Any], names: t
         template=request.template,
         options=tuple(_on_slot(options, slot) for slot in slots),
         names=names,
-        assignments=request.assignments(slots),
+        assignments=request.assignments(slots, request.origin(runtime_env, names)),
         rendezvous=request.rendezvous,
         timeout_s=request.timeout_s,
         grace_s=request.grace_s,

@@ -17,12 +17,12 @@ from ray.exceptions import RayError
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.workers.rank import RankInfo
 
-from verl_ray.calls.failures import describe_failures, is_gone
+from verl_ray.calls.failures import AN_EARLIER_CALL, began_with, describe_failures, is_gone, remember
 from verl_ray.calls.stale import retire
 from verl_ray.errors import NodeLost, NotTheOwnerError, StaleFutureError
 from verl_ray.group.launch import Launched, LaunchSpec, Started, await_start, end, launch
-from verl_ray.pools.cluster import connection
 from verl_ray.pools.shares import Share
+from verl_ray.wire.refs import connection, no_connection
 from verl_ray.worker.host import WorkerReport
 
 __all__ = ["Death", "Places", "Watch", "WorkerSet"]
@@ -74,13 +74,14 @@ class WorkerSet:
         self.names: tuple[str, ...] = ()
         self.watches: list[Watch] = []
         self._find_places, self._pool_closed = find_places, pool_closed
+        self._owned = find_places is not None
         self._places = find_places() if find_places is not None else None
         self._cluster = connection()
         self._launches = 0
         self._launched: Launched | None = None
         self._started: Started | None = None
         self._reports: Mapping[int, WorkerReport] = {}
-        self._broken = ""
+        self._broken, self._restarting = "", False
         self._closed = False
         # Held while workers start and end, which takes long; the other one only while the state changes, so
         # that calls which fail meanwhile say so at once. Whoever needs both takes this one first.
@@ -96,11 +97,15 @@ class WorkerSet:
         names: Sequence[str],
         reports: Sequence[WorkerReport],
         generation: int = 0,
+        find_places: Callable[[], Places] | None = None,
     ) -> WorkerSet:
-        """Workers that somebody else started and will end."""
+        """Workers that somebody else started; with `find_places`, they may be restarted here."""
         found = cls(name)
+        found._find_places = find_places
+        found._launches = 1 + max((report.launch for report in reports), default=0)
         found.handles, found.names, found._reports = tuple(handles), tuple(names), dict(enumerate(reports))
         found.generation = generation
+        remember(found, handles, generation)
         return found
 
     def attachment(self) -> tuple[Any, ...]:
@@ -134,8 +139,8 @@ class WorkerSet:
 
     @property
     def owned(self) -> bool:
-        """Whether these workers were started here."""
-        return self._find_places is not None
+        """Whether these workers end with the group here."""
+        return self._owned
 
     def start(self) -> None:
         """Request the workers of this generation; returns at once."""
@@ -143,6 +148,7 @@ class WorkerSet:
             self._launched = launch(self._owned_places().spec, self._launches)
             self._launches += 1
             self.handles, self.names = self._launched.handles, self._launched.names
+            remember(self, self.handles, self.generation)
 
     def ready(self) -> None:
         """Wait until the workers are up, if they are not.
@@ -164,7 +170,12 @@ class WorkerSet:
         # Another thread may have waited meanwhile.
         if self._places is None or self._launched is None:
             return
-        self._started = await_start(self._places.spec, self._launched)
+        try:
+            self._started = await_start(self._places.spec, self._launched)
+        except WorkerGroupError:
+            if ended := self._ended(self.generation):
+                raise WorkerGroupError(self.name, "__init__", reason=ended) from None
+            raise
         self._reports, self._launched = self._started.reports, None
 
     def started(self) -> Started | None:
@@ -182,12 +193,19 @@ class WorkerSet:
             return
         self._refuse_if_closed(method)
         self.ready()
+        if self._restarting:
+            reason = "refused, because restart() is still bringing up new workers; call again once it returns"
+            raise WorkerGroupError(self.name, method, reason=reason)
         if self._broken:
             raise WorkerGroupError(
                 self.name,
                 method,
                 reason=f"refused, because the group is broken by an earlier failure in {self._broken}; "
-                "call restart() or shutdown()",
+                + (
+                    "call restart() or shutdown()"
+                    if self._find_places is not None
+                    else "it was attached to: whoever started the workers restarts them, then attach anew"
+                ),
             )
 
     def check_generation(self, method: str, generation: int) -> None:
@@ -224,7 +242,26 @@ class WorkerSet:
             return WorkerGroupError(self.name, method, reason=ended)
         if silent or any(gone):
             self.mark_broken(method, sorted(errors), generation)
-        return WorkerGroupError(self.name, method, describe_failures(errors, self._reports), sorted(silent))
+        return self._of_makers(method, errors) or WorkerGroupError(
+            self.name, method, describe_failures(errors, self._reports), sorted(silent)
+        )
+
+    def _of_makers(self, method: str, errors: Mapping[int, BaseException]) -> WorkerGroupError | None:
+        """The failure of the workers whose results these were given, if all failed for want of one."""
+        found = {rank: began for rank, error in errors.items() if (began := began_with(error)) is not None}
+        own = [
+            r
+            for r, (maker, made_by, _) in found.items()
+            if (maker.workers(), maker.rank, made_by) == (self, r, method)
+        ]
+        if not found or len(found) < len(errors) or own:
+            return None
+        (first, made_by, _), *_ = found.values()
+        alike = {maker.rank: error for maker, _, error in found.values() if maker.workers is first.workers}
+        workers: Any = first.workers()
+        told: WorkerGroupError = workers.failure(made_by or AN_EARLIER_CALL, alike, (), first.generation)
+        told.add_note(f"its result was an argument of method {method!r} of group {self.name!r}")
+        return told
 
     def _ended(self, generation: int) -> str:
         """Who has ended the workers of this generation, if somebody has."""
@@ -245,7 +282,7 @@ class WorkerSet:
         The set stays broken if that fails, and may be restarted again.
 
         Raises:
-            NotTheOwnerError: somebody else started the workers.
+            NotTheOwnerError: somebody else started the workers, and restarts them.
             WorkerGroupError: the group or its pool was shut down, or a worker could not start.
             ResourceUnavailable: a node was lost, and there is no room for its workers elsewhere.
         """
@@ -254,14 +291,16 @@ class WorkerSet:
             self._refuse_if_closed("restart")
             retire(self.handles, self.name, self.generation)
             with self._state:
-                self._broken = "'restart'"
+                self._broken, self._restarting = "'restart'", True
                 self.generation += 1
             try:
                 self._start_anew()
+                self._broken = ""
             except BaseException:
                 self._dismiss()
                 raise
-            self._broken = ""
+            finally:
+                self._restarting = False
 
     def _start_anew(self) -> None:
         for attempt in range(1, _RESTART_ATTEMPTS + 1):
@@ -298,9 +337,7 @@ class WorkerSet:
             WorkerGroupError: this process has left the workers' cluster.
         """
         if self._left_cluster():
-            raise WorkerGroupError(
-                self.name, method, reason="refused, because this process has left the workers' Ray cluster"
-            )
+            raise WorkerGroupError(self.name, method, reason=f"refused, because {no_connection()}")
 
     def _refuse_if_closed(self, method: str) -> None:
         self.check_connected(method)
@@ -324,10 +361,13 @@ class WorkerSet:
                 self._places.share.release()
 
     def _owned_places(self) -> Places:
-        if self._places is None:
+        if self._find_places is None:
             raise NotTheOwnerError(
-                f"restart() on group {self.name!r}: it was attached to; restart it where it was started"
+                f"restart() on group {self.name!r}: it was attached to; restart it where it was started, or, "
+                "once the driver of detached workers has ended, attach with from_detached(worker_names=...)"
             )
+        if self._places is None:
+            self._places = self._find_places()
         return self._places
 
 
@@ -400,7 +440,7 @@ class Watch:
 
     def _look(self) -> bool:
         current = self._workers()
-        if current is None or not ray.is_initialized():
+        if current is None or connection() is None:
             return False
         generation, handles = current
         if handles != self._handles:

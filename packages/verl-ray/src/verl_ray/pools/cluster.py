@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import ray
+from ray import PlacementGroupID
 from ray._private import state as ray_state
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+
+from verl_ray.errors import ResourceUnavailable
+from verl_ray.wire.refs import is_fork, no_connection
 
 __all__ = [
     "NodeFacts",
     "PlacementProgress",
     "actor_state",
+    "actors_on",
     "alive_node_ids",
     "alive_nodes",
     "bundle_node_ids",
-    "connection",
     "dead_node_addresses",
     "ensure_ray_started",
     "is_placed",
+    "job_runs",
     "node_addresses",
     "offered_resources",
+    "placement_groups_of",
     "placement_option_supported",
     "placement_progress",
     "still_reserved",
@@ -50,18 +56,34 @@ class NodeFacts:
 # Ray leaves these untyped.
 _list_nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
 _actor_entry: Callable[[str], dict[str, Any]] = ray_state.actors
+_list_jobs: Callable[[], list[dict[str, Any]]] = ray_state.jobs
 _list_free: Callable[[], dict[str, dict[str, float]]] = ray_state.available_resources_per_node
 
 
 def ensure_ray_started() -> None:
-    """Start or join Ray as `ray.init()` would, unless this process is connected already."""
-    if not ray.is_initialized():
+    """Start or join Ray as `ray.init()` would, unless this process is connected already.
+
+    Raises:
+        ResourceUnavailable: this process can have no connection of the kind that groups need.
+    """
+    if is_fork():
+        raise ResourceUnavailable(no_connection())
+    if not (ray.is_initialized() or _is_client()):
         ray.init()
+    if _is_client():
+        raise ResourceUnavailable(
+            "this process is connected to Ray by a ray:// address, through which pools and groups cannot "
+            "work: run the program on a node of the cluster, with ray.init(address='auto'), or send it there "
+            "with `ray job submit`"
+        )
 
 
-def connection() -> str | None:
-    """What tells one connection to Ray from another, None without one."""
-    return ray.get_runtime_context().gcs_address if ray.is_initialized() else None
+def _is_client() -> bool:
+    from ray.util.client import ray as client
+
+    # Ray leaves this untyped.
+    is_connected: Callable[[], bool] = client.is_connected
+    return is_connected()
 
 
 def alive_nodes() -> tuple[NodeFacts, ...]:
@@ -110,6 +132,41 @@ def bundle_node_ids(group: PlacementGroup) -> list[str]:
 def actor_state(actor_id: str) -> str:
     """What Ray says an actor is doing: `PENDING_CREATION`, `ALIVE`, `DEAD` and more, or "unknown"."""
     return str(_actor_entry(actor_id).get("State", "unknown"))
+
+
+def actors_on(group_id: str, bundle_index: int) -> dict[str, str]:
+    """The actors that live on a bundle of a placement group, of whoever: id to name and namespace."""
+    return {
+        actor.actor_id.hex(): f"{actor.name or actor.class_name!r} (namespace {actor.ray_namespace!r})"
+        for actor in _actor_table()
+        if actor.ActorState.Name(actor.state) == "ALIVE"
+        and f"bundle_group_{bundle_index}_{group_id}" in actor.required_resources
+    }
+
+
+def placement_groups_of(actor_names: Collection[str]) -> list[PlacementGroup]:
+    """The placement groups on which actors of this namespace were started, those that are gone included."""
+    namespace = ray.get_runtime_context().namespace
+    ids = {
+        actor.placement_group_id
+        for actor in _actor_table()
+        if actor.name in actor_names and actor.ray_namespace == namespace and actor.placement_group_id
+    }
+    return [PlacementGroup(PlacementGroupID(each)) for each in ids]
+
+
+def job_runs(job_id: str) -> bool:
+    """Whether the driver of the job is connected to the cluster."""
+    return any(job["JobID"] == job_id and not job["IsDead"] for job in _list_jobs())
+
+
+def _actor_table() -> list[Any]:
+    # The state API asks the dashboard, which need not run; this asks where that asks too.
+    from ray.core.generated import gcs_pb2
+
+    table: Any = gcs_pb2.ActorTableData  # type: ignore[attr-defined]  # made by protobuf
+    accessor: Any = ray_state.state._connect_and_get_accessor()
+    return [table.FromString(entry) for entry in accessor.get_actor_table(None, None)]
 
 
 def is_placed(group: PlacementGroup) -> bool:

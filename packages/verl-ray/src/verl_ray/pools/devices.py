@@ -6,6 +6,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from verl_protocol.arguments import text
 from verl_protocol.errors import InvalidValueError
 
 __all__ = [
@@ -94,7 +95,7 @@ def resource_of_device(device_name: str) -> str:
     ('GPU', 'NPU')
     """
     try:
-        return _RESOURCE_OF_DEVICE[device_name.lower()]
+        return _RESOURCE_OF_DEVICE[text("device_name", device_name).lower()]
     except KeyError:
         raise InvalidValueError(
             f"device_name is {device_name!r}, expected one of {', '.join(sorted(_RESOURCE_OF_DEVICE))}; for "

@@ -33,6 +33,7 @@ from verl_ray.pools.cluster import (
 )
 from verl_ray.pools.feasibility import Feasibility, Need, explain_feasibility, explain_need, labels_match
 from verl_ray.pools.ordering import arrange_on_nodes, node_order_key, order_bundles
+from verl_ray.wire.refs import connection
 
 __all__ = [
     "Feasibility",
@@ -278,7 +279,7 @@ def sort_placement_group_by_node_ip(pgs: Sequence[PlacementGroup]) -> list[Place
 def release(groups: Sequence[PlacementGroup], timeout_s: float = 10.0) -> None:
     """Give bundles back and wait, within bounds, until the cluster shows them as free; say so where it does
     not."""
-    if not groups or not ray.is_initialized():
+    if not groups or connection() is None:
         return
     try:
         unsettled = _settle(groups)

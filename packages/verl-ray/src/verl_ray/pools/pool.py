@@ -11,10 +11,11 @@ from typing import Any, ClassVar, Generic, Self, SupportsIndex, TypeVar
 
 from ray.util.placement_group import PlacementGroup
 from verl_dispatch.groups.pool import ResourcePool
-from verl_protocol.arguments import whole_number
+from verl_protocol.arguments import mapping as checked_mapping
+from verl_protocol.arguments import text, whole_number, whole_numbers
 from verl_protocol.errors import InvalidValueError, UnknownKeyError
 
-from verl_ray.errors import PoolAlreadyPlaced, PoolClosed
+from verl_ray.errors import PoolAlreadyPlaced, PoolClosed, unusable
 from verl_ray.pools.cluster import alive_node_ids
 from verl_ray.pools.placement import in_rank_order
 from verl_ray.pools.reservation import Reservation
@@ -115,8 +116,11 @@ class RayResourcePool(ResourcePool, _FreedAtTheEnd):
             label_selector=label_selector,
             topology_strategy=topology_strategy,
         )
-        sizes = [whole_number("process_on_nodes", size, 1) for size in process_on_nodes or ()]
-        self._set_up(name_prefix or "verl_ray", Reservation(name_prefix or "verl_ray", spec, sizes))
+        sizes, name = (
+            whole_numbers("process_on_nodes", process_on_nodes, 1),
+            text("name_prefix", name_prefix or "verl_ray"),
+        )
+        self._set_up(name, Reservation(name, spec, sizes))
 
     def _set_up(
         self,
@@ -255,9 +259,15 @@ class RayResourcePool(ResourcePool, _FreedAtTheEnd):
         return self.slots()
 
     def lost_nodes(self) -> tuple[str, ...]:
-        """Ids of nodes that held slots of the pool and are gone, sorted."""
+        """Ids of nodes that held slots of the pool and are gone, sorted.
+
+        Raises:
+            PoolClosed: somebody else removed the placement groups.
+        """
         if not self._placed:
             return ()
+        for reservation in self._reservations:
+            reservation.check_there()
         return tuple(sorted({slot.node_id for slot in self.slots()} - alive_node_ids()))
 
     def slots(self) -> tuple[Slot, ...]:
@@ -331,8 +341,9 @@ class SubRayResourcePool(RayResourcePool):
     """A run of slots of another pool: it has every attribute of its parent and never frees what that owns."""
 
     def __init__(self, parent: RayResourcePool, start_bundle_index: int, subgroup_world_size: int) -> None:
-        stop = start_bundle_index + subgroup_world_size
-        if start_bundle_index < 0 or subgroup_world_size < 1 or stop > parent.world_size:
+        whole_number("start_bundle_index", start_bundle_index, 0)
+        stop = start_bundle_index + whole_number("subgroup_world_size", subgroup_world_size, 1)
+        if stop > parent.world_size:
             raise InvalidValueError(
                 f"(start_bundle_index, subgroup_world_size) is {(start_bundle_index, subgroup_world_size)}, "
                 f"expected a run of the parent's {parent.world_size} slots"
@@ -355,8 +366,7 @@ class _PoolView(RayResourcePool):
 
 
 def _split_sizes(split_size: SupportsIndex | Sequence[int], world_size: int) -> list[int]:
-    given = list(split_size) if isinstance(split_size, Iterable) else [split_size]
-    sizes = [whole_number("split_size", size, 1) for size in given]
+    sizes = whole_numbers("split_size", split_size if isinstance(split_size, Iterable) else [split_size], 1)
     if not isinstance(split_size, Iterable):
         sizes *= world_size // sizes[0]
     if sum(sizes) != world_size:
@@ -383,7 +393,13 @@ def split_resource_pool(
     Raises:
         InvalidValueError: the sizes do not add up to the pool's world size.
     """
-    return resource_pool.split(split_size)
+    return _checked_pool("resource_pool", resource_pool).split(split_size)
+
+
+def _checked_pool(argument: str, given: RayResourcePool) -> RayResourcePool:
+    if not isinstance(given, RayResourcePool):
+        raise unusable(argument, given, "a RayResourcePool")
+    return given
 
 
 def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResourcePool:
@@ -392,7 +408,7 @@ def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResour
     Raises:
         InvalidValueError: the pools were not made alike, or share slots.
     """
-    if differences := rp1.spec.differences(rp2.spec):
+    if differences := _checked_pool("rp1", rp1).spec.differences(_checked_pool("rp2", rp2).spec):
         raise InvalidValueError(
             f"cannot merge pools that differ in {differences}; make both with the same values"
         )
@@ -421,13 +437,15 @@ def extract_pg_from_exist(
     Raises:
         InvalidValueError: a role is unknown, or the groups are too few or too small.
     """
-    unknown = [name for name in src_role_names if name not in resource_pools]
+    sizes = _checked_pool("resource_pool", resource_pool).store
+    unknown = [
+        name for name in src_role_names if name not in checked_mapping("resource_pools", resource_pools)
+    ]
     if unknown:
         known = ", ".join(resource_pools)
         raise InvalidValueError(f"src_role_names has {unknown}, expected names among {known}")
     groups = [group for name in src_role_names for group in resource_pools[name].get_placement_groups()]
     largest_first = sorted(groups, key=lambda group: -group.bundle_count)
-    sizes = resource_pool.store
     wanted = sorted(range(len(sizes)), key=lambda index: -sizes[index])
     chosen = dict(zip(wanted, largest_first, strict=False))
     if len(chosen) < len(sizes) or any(chosen[index].bundle_count < sizes[index] for index in wanted):
@@ -474,8 +492,10 @@ class ResourcePoolManager(_FreedAtTheEnd, Generic[RoleT]):
         **pool_options: Any,
     ) -> None:
         self.resource_pool_spec: dict[str, list[int]] = {
-            name: list(sizes) for name, sizes in resource_pool_spec.items()
+            name: whole_numbers(f"resource_pool_spec[{name!r}]", sizes, 1)
+            for name, sizes in checked_mapping("resource_pool_spec", resource_pool_spec).items()
         }
+        checked_mapping("mapping", mapping or {})
         self.mapping: dict[RoleT, str] = dict(mapping or {})
         self.max_colocate_count = max_colocate_count
         self.resource_pool_dict: dict[str, RayResourcePool] = {}

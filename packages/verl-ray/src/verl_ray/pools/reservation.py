@@ -13,11 +13,17 @@ from ray.util.placement_group import PlacementGroup
 from verl_protocol.errors import InvalidValueError
 
 from verl_ray.errors import PoolAlreadyPlaced, PoolClosed
-from verl_ray.pools.cluster import alive_node_ids, connection, ensure_ray_started, offered_resources
+from verl_ray.pools.cluster import (
+    alive_node_ids,
+    ensure_ray_started,
+    offered_resources,
+    placement_progress,
+)
 from verl_ray.pools.placement import await_placement, place, release
 from verl_ray.pools.shares import LEDGER
 from verl_ray.pools.slots import Slot, accelerator_ids_of_bundles, slots_of_groups
 from verl_ray.pools.spec import PoolSpec
+from verl_ray.wire.refs import connection, no_connection
 
 __all__ = ["Reservation"]
 
@@ -102,7 +108,7 @@ class Reservation:
             if not self._groups:
                 self._reserve(strategy, name, device_name)
             elif self._cluster != connection():
-                raise PoolClosed(self.pool, "was reserved on a Ray cluster that this process has left")
+                raise PoolClosed(self.pool, f"cannot be used here: {no_connection()}")
             else:
                 self._check_same(strategy, name, device_name)
 
@@ -169,6 +175,15 @@ class Reservation:
             return [node for node, size in enumerate(self.sizes) for _ in range(size)]
         slots = self._slots or slots_of_groups(self._groups, self._group_sizes)
         return [slot.node_key for slot in slots]
+
+    def check_there(self) -> None:
+        """Refuse to wait for slots whose placement groups somebody else removed.
+
+        Raises:
+            PoolClosed: so it is.
+        """
+        if any(placement_progress(group).state == "REMOVED" for group in self._groups):
+            raise PoolClosed(self.pool, "lost its placement groups, which somebody else removed")
 
     def move_from_lost_nodes(self) -> None:
         """Find new places for the slots of lost nodes; a look at the cluster where there are none.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from typing import Any
 
-from verl_protocol.arguments import seconds, whole_number
+from verl_protocol.arguments import flag, mapping, seconds, text, whole_number
 from verl_protocol.errors import InvalidValueError
 
 from verl_ray.pools.devices import Accelerator, accelerator_named, resource_of_device, worker_demand
@@ -58,7 +60,7 @@ class PoolSpec:
         Raises:
             InvalidValueError: a value is out of range, or two contradict each other.
         """
-        named = _checked_accelerator(use_gpu, accelerator)
+        named = _checked_accelerator(flag("use_gpu", use_gpu), accelerator)
         shares = _checked_shares(max_colocate_count, default_shares, named)
         seconds("timeout_s", timeout_s, above_zero=True)
         return cls(
@@ -66,11 +68,11 @@ class PoolSpec:
             shares=shares,
             # Groups whose number the user gave have CPUs of their own; else all groups of a slot share them.
             cpus=_checked_cpus(cpus_per_worker) * (1 if max_colocate_count is None else shares),
-            detached=bool(detached),
-            accelerator_type=accelerator_type,
+            detached=flag("detached", detached),
+            accelerator_type=None if accelerator_type is None else text("accelerator_type", accelerator_type),
             timeout_s=timeout_s,
-            label_selector=dict(label_selector) if label_selector else None,
-            topology_strategy=dict(topology_strategy) if topology_strategy else None,
+            label_selector=_checked_labels("label_selector", label_selector),
+            topology_strategy=_checked_labels("topology_strategy", topology_strategy),
             accelerator_is_named=accelerator is not None,
         )
 
@@ -136,6 +138,12 @@ class PoolSpec:
         )
 
 
+def _checked_labels(argument: str, given: Mapping[str, str] | None) -> dict[str, str] | None:
+    return {
+        text(argument, name): text(argument, value) for name, value in mapping(argument, given or {}).items()
+    } or None
+
+
 def _checked_accelerator(use_gpu: bool, accelerator: str | None) -> str | None:
     if accelerator is None:
         return "GPU" if use_gpu else None
@@ -143,7 +151,7 @@ def _checked_accelerator(use_gpu: bool, accelerator: str | None) -> str | None:
         raise InvalidValueError(
             f"accelerator is {accelerator!r}, expected no accelerator beside use_gpu=False"
         )
-    if not accelerator or accelerator.upper() == "CPU":
+    if not text("accelerator", accelerator) or accelerator.upper() == "CPU":
         raise InvalidValueError(
             f"accelerator is {accelerator!r}, expected a resource such as 'GPU', or use_gpu=False"
         )
@@ -162,10 +170,7 @@ def _checked_shares(max_colocate_count: int | None, default: int, accelerator: s
 
 
 def _checked_cpus(cpus_per_worker: float | None) -> float:
-    if cpus_per_worker is None:
-        return 1.0
-    if isinstance(cpus_per_worker, bool) or not cpus_per_worker >= 0:
-        raise InvalidValueError(
-            f"cpus_per_worker is {cpus_per_worker!r}, expected a number of CPUs, 0 or more"
-        )
-    return float(cpus_per_worker)
+    given: Any = 1.0 if cpus_per_worker is None else cpus_per_worker
+    if type(given) is bool or not isinstance(given, Real) or not 0 <= float(given) < math.inf:
+        raise InvalidValueError(f"cpus_per_worker is {given!r}, expected a number of CPUs, 0 or more")
+    return float(given)

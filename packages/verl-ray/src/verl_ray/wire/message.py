@@ -20,7 +20,7 @@ from verl_protocol.columns.walk import Replacer
 from verl_protocol.futures.any_batch import is_proto
 from verl_protocol.wire import check_unwritten, dumps, pack
 
-from verl_ray.wire.refs import CloudPickler
+from verl_ray.wire.refs import CloudPickler, PicklerAhead, references_met
 from verl_ray.wire.sealed import Sealed, SealedFuture, opened, opened_batch
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ __all__ = [
     "is_scalar",
     "open_message",
     "packed",
+    "pickled",
     "prepare_answer",
 ]
 
@@ -164,8 +165,7 @@ def prepare_answer(value: Any, answer: Answer, method: str = "") -> Any:
         method: whose answer it is, for the error where it cannot be pickled.
     """
     if answer.dropped:
-        num_values = 2 if answer.with_rows else 1 + MOST_OBJECTS if answer.remote else 1
-        return None if num_values == 1 else (None,) * num_values
+        return None
     if answer.transport is not None:
         from verl_ray.wire.direct import DirectAnswer
 
@@ -246,6 +246,13 @@ def packed(value: Any, readers: Readers) -> Any:
     if is_scalar(value):
         return value
     return pack(value, readers=readers, pickler=CloudPickler, references=True)
+
+
+def pickled(value: Any, readers: Readers) -> Any:
+    """`packed`, and pickled already where it may be: what cannot be pickled shows before anything is sent."""
+    with references_met() as met:
+        made = pack(value, readers=readers, pickler=PicklerAhead, references=True).pickled()
+    return packed(value, readers) if met else made
 
 
 def _num_rows(value: Any) -> int:

@@ -1,22 +1,61 @@
-"""References to answers whose tensors stay with the worker (Ray Direct Transport): told apart, and fetched.
+"""References: told apart, fetched, heard of, met while pickling; and whether this process can reach Ray.
 
 What of Ray's alpha interface is not documented is used in this module only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import ray
 from ray import cloudpickle
 from ray._private.worker import global_worker
+from ray.actor import ActorHandle
 
-__all__ = ["get_answers", "hear", "maker_of", "transport_of"]
+__all__ = [
+    "PicklerAhead",
+    "connection",
+    "get_answers",
+    "hear",
+    "is_fork",
+    "maker_of",
+    "no_connection",
+    "references_met",
+    "transport_of",
+]
 
 CloudPickler: Any = cloudpickle.CloudPickler  # pyright: ignore[reportPrivateImportUsage]
 """Ray's pickler, which Ray leaves untyped."""
+
+
+_met: ContextVar[list[Any]] = ContextVar("verl_ray_references_met")
+
+
+class PicklerAhead(CloudPickler):  # type: ignore[misc]
+    """Ray's pickler, for what is pickled before Ray sends it, while `references_met` is open."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """As in Ray's pickler, which asks this about every object."""
+        if isinstance(obj, (ray.ObjectRef, ActorHandle)):
+            _met.get().append(obj)
+            return type(None), ()
+        return super().reducer_override(obj)
+
+
+@contextmanager
+def references_met() -> Iterator[list[Any]]:
+    """The references and handles that are pickled here: they count only where Ray itself pickles them."""
+    met: list[Any] = []
+    token = _met.set(met)
+    try:
+        yield met
+    finally:
+        _met.reset(token)
 
 
 def transport_of(ref: Any) -> str | None:
@@ -51,3 +90,38 @@ def hear(ref: Any, take: Callable[[Any, BaseException | None], object]) -> None:
         take(None if error is not None else future.result(), error)
 
     ref.future().add_done_callback(heard)
+
+
+# --- Whether this process can ask Ray for anything --------------------------------------------------------
+
+
+_forked_from: list[int] = []
+"""The driver of which this process is a fork: Ray's connection does not survive that, calls wait for ever."""
+
+
+def _remember_fork() -> None:
+    if ray.is_initialized():
+        _forked_from.append(os.getppid())
+
+
+os.register_at_fork(after_in_child=_remember_fork)
+
+
+def is_fork() -> bool:
+    """Whether this process was forked from one that was connected to Ray."""
+    return bool(_forked_from)
+
+
+def connection() -> str | None:
+    """What tells one connection to Ray from another, None without one, or where a fork has none."""
+    return ray.get_runtime_context().gcs_address if ray.is_initialized() and not _forked_from else None
+
+
+def no_connection() -> str:
+    """Why this process has not the connection to Ray that it, or the one it was forked from, had."""
+    if not _forked_from:
+        return "this process has left the workers' Ray cluster"
+    return (
+        f"this process is a fork of driver {_forked_from[-1]}, and Ray's connection does not survive that; "
+        "use Ray there, and start processes with multiprocessing.get_context('spawn') or as actors"
+    )

@@ -14,6 +14,7 @@ from verl_protocol.errors import ColumnsLost
 from verl_protocol.futures.any_batch import is_proto
 
 from verl_ray.wire.message import packed
+from verl_ray.wire.refs import connection, no_connection
 from verl_ray.wire.sealed import opened
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ class _RayStore:
         Raises:
             ColumnsLost: an object went with its node, or the worker failed before it was made.
         """
-        if not ray.is_initialized():
-            raise ColumnsLost(columns, "this process has left the cluster", *_maker(pieces[0]))
+        if connection() is None:
+            raise ColumnsLost(columns, no_connection(), *_maker(pieces[0]))
         refs, limit_s = [piece.ref for piece in pieces], _LOOK_AFTER_S
         while True:
             try:

@@ -13,8 +13,18 @@ import ray
 from verl_dispatch.groups.pool import ClassWithInitArgs, W_co
 from verl_dispatch.methods.decorator import MAGIC_ATTR, register_options
 from verl_dispatch.workers import roles
-from verl_dispatch.workers.roles import ColocatedWorker, clean_up, clean_up_hook, has_async_methods, roles_of
-from verl_protocol.errors import InvalidValueError
+from verl_dispatch.workers.roles import (
+    ColocatedWorker,
+    RoleSpec,
+    arguments_apart,
+    bad_roles,
+    clean_up,
+    clean_up_hook,
+    has_async_methods,
+    roles_of,
+)
+from verl_protocol.arguments import mapping
+from verl_protocol.errors import InvalidTypeError
 
 from verl_ray.errors import TransportRefusedError, unusable
 from verl_ray.worker.environment import merge_settings
@@ -129,7 +139,6 @@ def derive_actor_class(user_class: type, *, interleaves: bool = False) -> type:
             route.runner, _finder(route), route.method, route.role, interleaves=is_asyncio
         )
     if issubclass(user_class, ColocatedWorker):
-        # The roles' arguments come with the set-up call, not with the class: they may be large.
         members["role_specs"] = ()
     metaclass: Any = type(user_class)
     made: type = metaclass(user_class.__name__, (Host, user_class), members)
@@ -175,7 +184,7 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
 
     Raises:
         TypeError: `cls` is no class.
-        ValueError: `cls`, or a method of it, asks for concurrency groups.
+        ValueError: a Ray option that no group can honour, such as `name` or `concurrency_groups`.
 
     >>> class Greeter:
     ...     def __init__(self, name: str) -> None:
@@ -202,20 +211,21 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
         self._options: dict[str, Any] = {}
         self._additional_resource: dict[str, float] = {}
         self._actor_classes: dict[bool, Any] = {}
-        _refuse_concurrency_groups(self.user_class, getattr(cls, "_default_options", {}))
+        _refuse_options(self.user_class, getattr(cls, "_default_options", {}))
 
-    def update_options(self, options: Mapping[str, Any]) -> None:
+    def update_options(self, options: Mapping[str, Any] | None) -> None:
         """Add options for the actors, the same as `ray.remote` takes; later ones win.
 
         Raises:
-            ValueError: concurrency groups.
+            ValueError: an option that a group cannot honour.
         """
-        _refuse_concurrency_groups(self.user_class, options)
-        self._options.update(options)
+        given = mapping("options", options or {})
+        _refuse_options(self.user_class, given)
+        self._options.update(given)
 
-    def set_additional_resource(self, additional_resource: Mapping[str, float]) -> None:
-        """Ask for custom resources beside those of the slot."""
-        self._additional_resource = dict(additional_resource)
+    def set_additional_resource(self, additional_resource: Mapping[str, float] | None) -> None:
+        """Ask for custom resources beside those of the slot; None for none."""
+        self._additional_resource = dict(mapping("additional_resource", additional_resource or {}))
 
     def user_options(self) -> dict[str, Any]:
         """The user's options: those of `ray.remote`, then `update_options`, then the additional resources."""
@@ -225,21 +235,6 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
         options = {key: value for key, value in options.items() if value is not None}
         if self._additional_resource:
             options["resources"] = {**options.get("resources", {}), **self._additional_resource}
-        return options
-
-    def actor_options(self) -> dict[str, Any]:
-        """What every actor of a group is started with, before the group adds its own.
-
-        Raises:
-            ValueError: Ray would restart dead actors, and they would come back empty.
-        """
-        options = self.user_options()
-        if options.get("max_restarts"):
-            raise InvalidValueError(
-                f"max_restarts={options['max_restarts']} for {self.user_class.__name__}: a worker that Ray "
-                "restarts comes back without its state, its meshes and its process group; leave max_restarts "
-                "out and use group.restart(), which restarts all workers together"
-            )
         return options
 
     def interleaves(self) -> bool:
@@ -266,6 +261,26 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
         specs = (self.user_class.role_specs,) if issubclass(self.user_class, ColocatedWorker) else ()
         return (*specs, *self.args), dict(self.kwargs)
 
+    def constructions(self) -> tuple[RoleSpec, ...]:
+        """What is built in a worker: an object of the class, and one of each role where it holds several."""
+        roles = self.user_class.role_specs if issubclass(self.user_class, ColocatedWorker) else ()
+        return RoleSpec("", self.user_class, self.args, self.kwargs), *roles
+
+    def check_arguments(self) -> None:
+        """Refuse arguments that the constructor, or that of a role, cannot take.
+
+        Raises:
+            TypeError: they do not fit.
+        """
+        for spec in self.constructions():
+            try:
+                inspect.signature(spec.cls).bind(*spec.args, **spec.kwargs)
+            except TypeError as error:
+                raise InvalidTypeError(
+                    f"ray_cls_with_init has arguments of which no {spec.cls.__name__} can be made: {error}; "
+                    "give the template, with its arguments, that the workers were started from"
+                ) from None
+
     def remote(self, options: Mapping[str, Any], label: str = "") -> Any:
         """Start one actor with these options and return its handle at once.
 
@@ -273,13 +288,35 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
             options: for the actor.
             label: what Ray puts before the lines that it prints.
         """
-        return self.actor_class().options(**options).remote(label)
+        # Ray pickles the class with the first actor; the roles' arguments come with the set-up call.
+        with arguments_apart():
+            return self.actor_class().options(**options).remote(label)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_actor_classes": {}}
 
 
-def _refuse_concurrency_groups(user_class: type, options: Mapping[str, Any]) -> None:
+_BY_THE_POOL = (
+    "none: the pool places the workers; get_placement_groups(strategy) and label_selector of RayResourcePool "
+    "say where"
+)
+_NOT_HONOURED = {
+    "max_restarts": "none: a worker that Ray restarts comes back without its state, its meshes and its "
+    "process group; group.restart() restarts all workers together",
+    "name": "none: each worker has a name of its own; name_prefix of RayWorkerGroup begins them",
+    "get_if_exists": "none: RayWorkerGroup.from_detached attaches to workers that run already",
+    "lifetime": "none: detached=True, for the pool and for RayWorkerGroup, lets workers outlive the driver",
+    "scheduling_strategy": _BY_THE_POOL,
+    "placement_group": _BY_THE_POOL,
+    "placement_group_bundle_index": _BY_THE_POOL,
+}
+"""Ray options for which a group has a way of its own, and what to write instead."""
+
+
+def _refuse_options(user_class: type, options: Mapping[str, Any]) -> None:
+    for option, expected in _NOT_HONOURED.items():
+        if options.get(option):
+            raise unusable(f"{option} of the options of {user_class.__name__}", options[option], expected)
     own = [name for name in options.get("concurrency_groups") or () if not name.startswith("_ray_")]
     asked = {"concurrency_groups": own} if own else {}
     for cls in classes_of(user_class):
@@ -341,6 +378,8 @@ def create_colocated_worker_raw_cls(class_dict: Mapping[str, Any]) -> type[Coloc
 
 
 def _raw_class(class_dict: Mapping[str, Any], *, fused: bool) -> type[ColocatedWorker]:
+    if not isinstance(class_dict, Mapping):
+        raise bad_roles(class_dict, "a dict of role and RayClassWithInitArgs")
     plain = {
         role: ClassWithInitArgs(user_class_of(given.cls), *given.args, **given.kwargs)
         if isinstance(given, ClassWithInitArgs)
@@ -350,13 +389,13 @@ def _raw_class(class_dict: Mapping[str, Any], *, fused: bool) -> type[ColocatedW
     return roles.create_colocated_worker_raw_cls(plain, fused=fused)
 
 
-def _template(
-    class_dict: Mapping[str, RayClassWithInitArgs[Any]], *, fused: bool
-) -> RayClassWithInitArgs[Any]:
+def _template(class_dict: Mapping[str, Any], *, fused: bool) -> RayClassWithInitArgs[Any]:
     template: RayClassWithInitArgs[Any] = RayClassWithInitArgs(_raw_class(class_dict, fused=fused))
-    template.update_options(
-        merge_settings(**{role: each.user_options() for role, each in class_dict.items()})
-    )
+    roles = {
+        role: each if isinstance(each, RayClassWithInitArgs) else RayClassWithInitArgs(each)
+        for role, each in class_dict.items()
+    }
+    template.update_options(merge_settings(**{role: each.user_options() for role, each in roles.items()}))
     return template
 
 

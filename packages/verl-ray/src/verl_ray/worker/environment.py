@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from verl_protocol.arguments import mapping, texts
 from verl_protocol.errors import InvalidTypeError, InvalidValueError
 
 from verl_ray.pools.devices import DEVICE_MASKS
@@ -41,7 +42,7 @@ def checked_env(argument: str, variables: Mapping[str, str] | None) -> dict[str,
     >>> checked_env("worker_env", {"NCCL_DEBUG": "INFO"})
     {'NCCL_DEBUG': 'INFO'}
     """
-    given: Iterable[tuple[object, object]] = (variables or {}).items()
+    given: Iterable[tuple[object, object]] = mapping(argument, variables or {}).items()
     for name, value in given:
         if not isinstance(name, str) or not isinstance(value, str):
             # Of what type it is, and not what it is: variables hold secrets.
@@ -68,7 +69,8 @@ def _refuse_owned(name: str, argument: str) -> None:
 
 
 def forwarded_env(names: Iterable[str] | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of this process that `names` picks; a name may be a pattern such as `NCCL_*`.
+    """The variables of this process that `names` picks; a name may be a pattern such as `NCCL_*`, and one
+    name may stand alone.
 
     Raises:
         ValueError: a rank or device variable is named outright (patterns pass over them), or a plain name is
@@ -78,7 +80,7 @@ def forwarded_env(names: Iterable[str] | None, environ: Mapping[str, str]) -> di
     {'NCCL_DEBUG': 'INFO'}
     """
     picked: dict[str, str] = {}
-    for name in names or ():
+    for name in texts("forward_env", names):
         picked |= _matching(name, environ) if _is_pattern(name) else {name: _named(name, environ)}
     return picked
 

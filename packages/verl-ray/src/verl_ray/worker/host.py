@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -54,10 +54,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the group decides about one worker: its identity, and the accelerator of its slot, if any."""
+    """What the group decides about one worker.
+
+    Attributes:
+        rank_info: its identity.
+        accelerator: that of its slot, if any.
+        origin: pickled, what whoever attaches to the group needs to start it again; b"" where nobody may.
+        launch: how often the group was started before.
+    """
 
     rank_info: RankInfo
     accelerator: str | None = None
+    origin: bytes = field(default=b"", repr=False)
+    launch: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,8 @@ class WorkerReport:
         loaded_at: when its process began to import this package and the user's code, seconds since the epoch.
         imports_s: seconds until the actor existed.
         constructor_s: seconds in the user's constructor.
+        origin: see `Assignment`.
+        launch: see `Assignment`.
     """
 
     rank_info: RankInfo
@@ -81,6 +92,8 @@ class WorkerReport:
     loaded_at: float
     imports_s: float
     constructor_s: float
+    origin: bytes = field(default=b"", repr=False)
+    launch: int = 0
 
 
 @dataclass(frozen=True)
@@ -194,7 +207,8 @@ class Host:
         started_at = time.perf_counter()
         with building(info), self._verl_user_code():
             _construct(self, args, kwargs)
-        self._verl_report = _report(info, self._verl_born_at, time.perf_counter() - started_at)
+        report = _report(info, self._verl_born_at, time.perf_counter() - started_at)
+        self._verl_report = replace(report, origin=assignment.origin, launch=assignment.launch)
         return self._verl_report
 
     def _verl_record(self, where: tuple[str, RecordWhen] | None, made_from: bytes) -> None:
