@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -147,7 +146,7 @@ def test_the_workers_own_device_is_current_for_its_constructor_and_its_async_met
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "set_device_index", happened.append)
     monkeypatch.setattr(host, "_set_device_masks", lambda resource: index)
-    monkeypatch.setattr(host, "_report", lambda info, *times: SimpleNamespace(rank_info=info))
+    monkeypatch.setattr(host, "_report", lambda info, *times: host.WorkerReport(info, "", "", 0, *times, 0.0))
     worker: Any = derive_actor_class(Listed)()
     assignment = host.Assignment(RankInfo(0, 1), "GPU")
     with patch.dict(os.environ):
