@@ -64,7 +64,7 @@ def failed_call(group: Any, folder: Path) -> tuple[Path, WorkerGroupError]:
 
 def test_a_failure_says_where_its_call_lies(group: Any, tmp_path: Path) -> None:
     path, error = failed_call(group, tmp_path / "calls")
-    assert f"python -m verl_dispatch replay {path} --unpickle" in str(error)
+    assert f": {sys.executable} -m verl_dispatch replay {path} --unpickle" in str(error)
     assert path.name.startswith("score-rank1-")
     facts = RecordedCall.read(path).facts
     assert (facts["call"], facts["rank"], facts["world_size"]) == ("Scorer.score", 1, 2)
@@ -229,3 +229,34 @@ def test_a_class_of_the_program_itself_is_found_and_pdb_stops_where_it_failed(tm
     assert code == 0
     assert "-> total = one + other" in said
     assert "(Pdb) tensor([2., 2.])" in said
+    code, said = replayed(calls[False], "--trace", commands="q\n")
+    assert (code, said.splitlines()[-1]) == (1, "(Pdb) the call was not run to its end")
+
+
+def test_a_replay_starts_no_group_of_a_program_without_a_guard(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.replace('__name__ == "__main__"', "True"))
+    subprocess.run([sys.executable, str(program)], cwd=tmp_path, check=True, timeout=120)
+    before = files(tmp_path / "calls")
+    code, said = replayed(before[0])
+    assert code == 2
+    assert f"{program} runs for the classes that it defines, and starts a worker group" in said
+    assert files(tmp_path / "calls") == before
+
+
+def test_a_class_in_a_module_beside_the_program_is_found(tmp_path: Path) -> None:
+    adder, guard, driver = PROGRAM.partition("if __name__")
+    module, program = tmp_path / "adders.py", tmp_path / "program.py"
+    module.write_text(adder)
+    program.write_text("from adders import *\n" + guard + driver)
+    subprocess.run([sys.executable, str(program)], cwd=tmp_path, check=True, timeout=120)
+    calls = {bool(RecordedCall.read(path).facts["error"]): path for path in files(tmp_path / "calls")}
+    code, said = replayed(calls[False])
+    assert (code, said.splitlines()[-1]) == (0, "the call returned tensor([2., 2.])")
+    module.unlink()
+    code, said = replayed(calls[False])
+    assert (code, said.splitlines()[-1]) == (
+        2,
+        "It cannot be unpickled here: ModuleNotFoundError: No module named 'adders'; "
+        "name its folder in PYTHONPATH",
+    )

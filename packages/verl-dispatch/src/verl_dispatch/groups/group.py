@@ -123,9 +123,16 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
     name_prefix: str = ""
     answers_stay_remote: bool = False
     """Whether `remote=True` is the default of every method."""
+    _refusal: ClassVar[str] = ""
 
     def __init__(self, resource_pool: ResourcePool | None = None) -> None:
-        """A group over a pool, or over as many workers as the subclass says in `_world_size`."""
+        """A group over a pool, or over as many workers as the subclass says in `_world_size`.
+
+        Raises:
+            RuntimeError: a program starts it that runs only for the classes it defines.
+        """
+        if self._refusal:
+            raise RuntimeError(self._refusal)
         self.resource_pool = resource_pool
         if resource_pool is not None:
             self._world_size = resource_pool.world_size

@@ -22,6 +22,7 @@ from typing import Any
 
 from verl_protocol.errors import InvalidValueError
 
+from verl_dispatch.groups.group import WorkerGroup
 from verl_dispatch.local.call import users_frames
 from verl_dispatch.local.engines import LocalRank
 from verl_dispatch.planning.plan import RankCall
@@ -72,7 +73,11 @@ class RecordedCall:
 
     @cached_property
     def opened(self) -> tuple[Any, RankInfo, Any]:
-        """What the worker is made from, who it is, and what its method gets; all unpickled."""
+        """What the worker is made from, who it is, and what its method gets; all unpickled.
+
+        Folders that the worker imported from are put at the end of `sys.path`.
+        """
+        sys.path += [entry for entry in self.facts.get("path", ()) if entry not in sys.path]
         loads = partial(_loads, main=self.facts["main"])
         made_from, info, call = loads(self.data)
         return loads(made_from), info, loads(call)
@@ -131,7 +136,14 @@ def _loads(data: bytes, main: str | None) -> Any:
 def _program(path: str) -> Any:
     """The module of a program, whose part under `if __name__ == "__main__"` does not run."""
     made = ModuleType("__recorded__")
-    made.__dict__.update(runpy.run_path(path, run_name=made.__name__))
+    WorkerGroup._refusal = (
+        f"{path} runs for the classes that it defines, and starts a worker group: "
+        'put what it does under if __name__ == "__main__": and replay again'
+    )
+    try:
+        made.__dict__.update(runpy.run_path(path, run_name=made.__name__))
+    finally:
+        WorkerGroup._refusal = ""
     sys.modules[made.__name__] = made
     return made
 
@@ -140,7 +152,7 @@ def _program(path: str) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns 1 where the call failed, 2 where it was not run."""
+    """Run the command line; returns 1 where the call failed or was left, 2 where it was not run."""
     options = _parser().parse_args(arguments)
     try:
         call = RecordedCall.read(options.file)
@@ -154,7 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _ = call.opened
     except Exception as error:
-        _say(f"It cannot be unpickled here: {type(error).__name__}: {error}")
+        way = "; name its folder in PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
+        _say(f"It cannot be unpickled here: {type(error).__name__}: {error}{way}")
         return 2
     run = partial(_stepped, call) if options.trace else call.run
     with closing(call):
@@ -177,6 +190,7 @@ def _post_mortem(run: Callable[[], Any]) -> int:
     try:
         answer = run()
     except bdb.BdbQuit:
+        _say("the call was not run to its end")
         return 1
     except Exception as error:
         _say(f"{type(error).__name__}: {error}")
@@ -191,7 +205,11 @@ def _stepped(call: RecordedCall) -> Any:
     # There is no line to stop at where the source is not at hand: then pdb starts before the call.
     if debugger.set_break(*call.first_line(), temporary=True) is None:
         debugger.rcLines.append("continue")
-    return debugger.runcall(call.run)
+    answers: list[Any] = []
+    debugger.runcall(lambda: answers.append(call.run()))
+    if not answers:
+        raise bdb.BdbQuit
+    return answers[0]
 
 
 def _say(text: str) -> None:

@@ -188,6 +188,7 @@ class Recorder:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "main": getattr(sys.modules["__main__"], "__file__", None),
+            "path": [os.path.abspath(entry) for entry in sys.path],
         }
         try:
             call = self.dumps((args, dict(kwargs), random_states()))
@@ -221,10 +222,8 @@ class Draft:
             partial.replace(self.path)
         except OSError as problem:
             return f"this call could not be recorded: {problem}"
-        where = (
-            f"on node {self.facts['host']}: python -m verl_dispatch replay {quote(str(self.path))} --unpickle"
-        )
-        return f"this call was recorded {where}"
+        command = f"{quote(sys.executable or 'python')} -m verl_dispatch replay {quote(str(self.path))}"
+        return f"this call was recorded on node {self.facts['host']}: {command} --unpickle"
 
 
 def random_states() -> dict[str, Any]:
