@@ -288,3 +288,37 @@ def test_what_is_no_list_in_the_place_of_a_column_is_named() -> None:
     for call in (lambda: data[[0]], lambda: data.chunk(2), data.to_tensordict):
         with pytest.raises(e.ColumnError, match="'bad': a non-tensor column is an array or a list"):
             call()
+
+
+# --- ways out: what a message names can be done -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "way"), [(np.arange(2), r"torch\.from_numpy\("), ([1, 2], r"torch\.tensor\(")]
+)
+def test_rows_that_are_no_tensor_are_told_how_to_become_one(value: Any, way: str) -> None:
+    with pytest.raises(e.ColumnError, match=f"column 'a': a tensor column must be .* {way}"):
+        DataProto.from_dict(tensors={"a": value})
+
+
+def test_a_column_of_the_other_kind_is_told_with_its_accessor() -> None:
+    with pytest.raises(e.UnknownKeyError, match=r"it is a non-tensor column: \.column\('s'\)"):
+        batch().tensor("s")
+    with pytest.raises(e.UnknownKeyError, match=r"it is a tensor column: \.tensor\('a'\)"):
+        batch().column("a")
+    for read in (batch().tensor, batch().column):
+        with pytest.raises(e.UnknownKeyError, match=r"there are \['[as]'\]$"):
+            read("none")
+
+
+def test_widths_that_differ_are_told_every_way_out() -> None:
+    other = DataProto.from_dict({"a": torch.ones(1, 5, dtype=torch.int64)}, {"s": ["v"]})
+    with pytest.raises(e.SchemaError, match=r"row shape.*pad it .* where it is made.*jagged.*pad=\{'a': 0\}"):
+        DataProto.concat([batch(), other])
+
+
+def test_an_item_is_not_assigned_and_the_message_says_where_columns_are() -> None:
+    data: Any = batch()
+    with pytest.raises(TypeError, match=r"data\.batch\['z'\] = .*data\.non_tensor_batch\['z'\] = .*union"):
+        data["z"] = torch.ones(4)
+    assert "z" not in data

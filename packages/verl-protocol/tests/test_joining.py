@@ -50,7 +50,7 @@ MISMATCHES: dict[str, tuple[list[DataProto], str]] = {
     ),
     "other width": (
         [tensors(ids=torch.zeros(2, 3)), tensors(ids=torch.zeros(2, 5))],
-        r"'ids' differs in its row shape: part 0 has \(3,\), part 1 has \(5,\); concat\(..., pad=",
+        r"'ids' differs in its row shape: part 0 has \(3,\), part 1 has \(5,\); pad it .*concat\(..., pad=",
     ),
     "other dtype": (
         [tensors(a=torch.zeros(1)), tensors(a=torch.zeros(1)), tensors(a=torch.zeros(1).long())],

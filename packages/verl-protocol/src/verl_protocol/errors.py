@@ -106,10 +106,10 @@ _MANY = 40
 class UnknownKeyError(PortableError, KeyError):
     """A key that the batch does not have."""
 
-    def __init__(self, keys: Sequence[str], kind: str, known: Iterable[str]) -> None:
+    def __init__(self, keys: Sequence[str], kind: str, known: Iterable[str], way: str = "") -> None:
         names = sorted(map(str, known))
         more = f" and {len(names) - _MANY} more" if len(names) > _MANY else ""
-        super().__init__(f"no {kind} {', '.join(map(repr, keys))}; there are {names[:_MANY]}{more}")
+        super().__init__(f"no {kind} {', '.join(map(repr, keys))}; there are {names[:_MANY]}{more}{way}")
 
 
 class KeyConflictError(PortableError, KeyError, ValueError):

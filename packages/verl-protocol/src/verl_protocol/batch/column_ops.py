@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Never, Self
 
 import torch
 from numpy.typing import NDArray
@@ -18,7 +18,14 @@ from verl_protocol.columns.checks import Keys, key_list
 from verl_protocol.columns.reading import read, read_all
 from verl_protocol.columns.remote import RemoteColumn
 from verl_protocol.columns.walk import Replacer, nbytes_of, storage_nbytes
-from verl_protocol.errors import DeviceNameError, InvalidValueError, KeyConflictError, UnknownKeyError, short
+from verl_protocol.errors import (
+    DeviceNameError,
+    InvalidTypeError,
+    InvalidValueError,
+    KeyConflictError,
+    UnknownKeyError,
+    short,
+)
 from verl_protocol.kinds import is_tensor, is_tensordict
 
 TENSOR, NON_TENSOR, META = "tensor column", "non-tensor column", "meta_info key"
@@ -29,6 +36,13 @@ class BatchColumns(BatchRows):
 
     def __contains__(self, key: object) -> bool:
         return key in self.non_tensor_batch or key in self._held()
+
+    def __setitem__(self, key: Never, value: object) -> Never:
+        raise InvalidTypeError(
+            f"a DataProto takes no items: data[{key!r}] = ... is data.batch[{key!r}] = ... for a tensor, "
+            f"data.non_tensor_batch[{key!r}] = ... for an array or a list; data.union(other) adds the "
+            "columns of another batch"
+        )
 
     def __repr__(self) -> str:
         return describe.describe(self)
@@ -44,7 +58,8 @@ class BatchColumns(BatchRows):
         """
         tensors = self._held()
         if key not in tensors:
-            raise UnknownKeyError([key], TENSOR, tensors)
+            other = f"; it is a {NON_TENSOR}: .column({key!r})" if key in self.non_tensor_batch else ""
+            raise UnknownKeyError([key], TENSOR, tensors, other)
         column: torch.Tensor = read(tensors[key], key, tensors.values())
         return column
 
@@ -108,7 +123,8 @@ class BatchColumns(BatchRows):
             UnknownKeyError: there is no such non-tensor column.
         """
         if key not in self.non_tensor_batch:
-            raise UnknownKeyError([key], NON_TENSOR, self.non_tensor_batch)
+            other = f"; it is a {TENSOR}: .tensor({key!r})" if key in self._held() else ""
+            raise UnknownKeyError([key], NON_TENSOR, self.non_tensor_batch, other)
         return self.non_tensor_batch[key]
 
     def nbytes(self) -> int:

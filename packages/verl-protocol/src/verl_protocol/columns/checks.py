@@ -89,7 +89,9 @@ def _tensor_column(key: str, value: Any) -> Any:
     if is_tensordict(value) or isinstance(value, RemoteColumn):
         return value
     if not isinstance(value, torch.Tensor):
-        raise no_column(key, value, "a tensor column must be a torch.Tensor; other rows go to non_tensors")
+        make = "torch.from_numpy" if isinstance(value, np.ndarray) else "torch.tensor"
+        way = f"make it one with {make}(...); rows that are no numbers go to non_tensors"
+        raise no_column(key, value, f"a tensor column must be a torch.Tensor; {way}")
     if is_jagged(value):
         return value
     if value.is_nested:
@@ -285,7 +287,12 @@ def _differing(key: str, what: str, found: Mapping[int | str, object]) -> Schema
     listed = ", ".join(f"{where} has {value}" for where, value in of_places(found).items())
     dims = {len(shape) for shape in found.values() if isinstance(shape, tuple)}
     widens = what == "row shape" and len(dims) == 1
-    way_out = f"; concat(..., pad={{{key!r}: 0}}) widens shorter rows" if widens else ""
+    way_out = (
+        f"; pad it to one width where it is made, make it a jagged column (torch.nested), or join batches of "
+        f"your own with concat(..., pad={{{key!r}: 0}})"
+        if widens
+        else ""
+    )
     return SchemaError(f"column {key!r} differs in its {what}: {listed}{way_out}")
 
 
