@@ -208,6 +208,40 @@ def test_a_custom_mode_that_never_looks_at_an_option_says_so() -> None:
             group.whole.options(**options)(batch(5))
 
 
+def test_an_option_with_a_typo_is_told_the_nearest(group: Any) -> None:
+    with pytest.raises(CallOptionError, match=r"option auto_pading .* did you mean 'auto_padding'"):
+        group.rows.options(auto_pading=True)
+
+
+def test_an_option_among_the_arguments_is_told_where_it_goes(group: Any) -> None:
+    way = r"; to set an option of the call: group\.rows\.options\(auto_padding=True\)\(\.\.\.\)"
+    with pytest.raises(TypeError, match=f"unexpected keyword argument 'auto_padding'{way}"):
+        group.rows(batch(4), auto_padding=True)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'other'$"):
+        group.rows(batch(4), other=True)
+
+
+@pytest.mark.parametrize("value", [{"i": [1]}, torch.arange(4), np.arange(4)], ids=lambda value: type(value))
+def test_rows_that_are_no_batch_are_told_how_to_become_one(group: Any, value: Any) -> None:
+    with pytest.raises(UnsplittableArgumentError, match=r"make it a batch with DataProto\.from_dict"):
+        group.rows(value)
+
+
+@pytest.mark.parametrize("value", [None, 3, "text"])
+def test_what_holds_no_rows_is_told_of_broadcast_alone(group: Any, value: Any) -> None:
+    with pytest.raises(UnsplittableArgumentError, match=r"expected .*; wrap it in Broadcast") as caught:
+        group.rows(value)
+    assert "from_dict" not in str(caught.value)
+
+
+def test_too_few_rows_are_not_told_to_be_uneven(group: Any) -> None:
+    with pytest.raises(UnevenRowsError, match="3 rows are fewer than one for each of 4 workers") as caught:
+        group.rows(batch(3))
+    assert "uneven" not in str(caught.value)
+    with pytest.raises(UnevenRowsError, match='uneven="balanced"'):
+        group.rows(batch(5))
+
+
 # --- ranks ------------------------------------------------------------------------------------------------
 
 
@@ -284,10 +318,18 @@ def test_answers_that_do_not_fit_together_name_method_and_ranks(
 
 
 def test_a_mesh_of_another_size_is_refused_where_it_is_added(group: Any) -> None:
-    with pytest.raises(MeshError, match=r"mesh 'small': it has 2 dp ranks and 2 collect flags for 4 workers"):
+    with pytest.raises(MeshError, match=r"mesh 'small': it is of 2 ranks .* 4 workers.*multiply to 4"):
         group.add_mesh(Mesh.from_sizes("small", {"dp": 2}))
     with pytest.raises(UnknownMeshError):
         group.mesh("small")
+
+
+def test_a_mesh_with_a_typo_is_told_the_nearest_and_how_to_add_one(group: Any) -> None:
+    group.add_mesh(Mesh.from_sizes("actor", {"dp": 4}))
+    with pytest.raises(
+        UnknownMeshError, match=r"'actr' .*; maybe 'actor'\?.*group\.add_mesh\(Mesh\.from_sizes"
+    ):
+        group.mesh("actr")
 
 
 @pytest.mark.parametrize("sizes", [None, 4, [("dp", 2)], "dp"])

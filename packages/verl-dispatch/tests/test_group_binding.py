@@ -81,8 +81,18 @@ def test_of_the_known_names_those_of_the_base_class_are_not_shown(group: Any) ->
     assert "add" in shown
     assert not [name for name in shown if hasattr(Worker, name)]
     bare: Any = LocalWorkerGroup(Worker, 1)
-    with pytest.raises(UnknownMethodError, match="get_dispatch_collect"):
+    with pytest.raises(UnknownMethodError, match="registered methods: none"):
         bare.zzz()
+
+
+def test_a_method_without_register_is_told_so(group: Any) -> None:
+    with pytest.raises(UnknownMethodError, match="Calculator has it, but without @register"):
+        group.hidden()
+
+
+def test_what_is_of_each_method_is_told_so(group: Any) -> None:
+    with pytest.raises(UnknownMethodError, match=r"'options' is of each method: group\.method\.options"):
+        group.options(auto_padding=True)
 
 
 HOLDERS: dict[str, Callable[[Any], Any]] = {

@@ -271,7 +271,7 @@ def test_balance_of_equal_sizes_may_be_padded(group: Any) -> None:
         ({"equal_size": True}, "no balance column"),
         ({"uneven": "balanced", "balance": "w"}, "choose one"),
         ({"uneven": "balanced", "auto_padding": True}, "choose one"),
-        ({"timeout": 3}, "there is no such option; known options: timeout_s"),
+        ({"timeout": 3}, "no such option; did you mean 'timeout_s'.; known options: timeout_s"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(group: Any, options: dict[str, Any], problem: str) -> None:

@@ -77,7 +77,7 @@ def test_a_device_mesh_without_names_or_with_holes_is_refused() -> None:
         ([0, 0, 1, 1], [False] * 4, "dp rank 0 .* got none"),
         ([-1, 0, 0, 1], [True, True, False, True], "exactly 0..k-1"),
         ([0, 1, None, 1], [True, True, None, False], r"ranks \[2\] have not registered"),
-        ([0, 1], [True, True], "2 dp ranks and 2 collect flags for 4 workers"),
+        ([0, 1], [True, True], "it is of 2 ranks .* but the group has 4 workers"),
     ],
 )
 def test_a_table_that_is_no_mesh_is_refused_with_the_whole_table(

@@ -383,3 +383,18 @@ def test_an_object_that_looks_like_a_registered_function_is_refused_by_name() ->
 
 def test_a_registered_function_can_be_pickled_by_name() -> None:
     assert pickle.loads(pickle.dumps(Worker.plain)) is Worker.plain
+
+
+@pytest.mark.parametrize("name", ["DP_COMPUTE_PROTO", "dp_compute_proto"])
+def test_a_mode_given_as_text_is_told_the_member(name: Any) -> None:
+    with pytest.raises(InvalidModeError, match=r"did you mean Dispatch\.DP_COMPUTE_PROTO, without quotes"):
+        register(dispatch_mode=name)
+    with pytest.raises(InvalidModeError, match=r"did you mean Execute\.RANK_ZERO, without quotes"):
+        register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode="RANK_ZERO")  # type: ignore[call-overload]
+
+
+def test_register_without_parentheses_is_told_so() -> None:
+    def method(self: object) -> None: ...
+
+    with pytest.raises(InvalidModeError, match=r"register has no mode for .*method: write it with parenth"):
+        register(method)  # type: ignore[call-overload]

@@ -83,10 +83,17 @@ class WorkerClassError(InvalidArgumentError):
 class UnsplittableArgumentError(PortableError, TypeError):
     """An argument of a splitting mode that is nothing this mode can split."""
 
-    def __init__(self, label: str, given: object, num_parts: int, expected: str) -> None:
+    def __init__(
+        self, label: str, given: object, num_parts: int, expected: str, *, holds_rows: bool = False
+    ) -> None:
+        rows = (
+            "if it holds rows, make it a batch with DataProto.from_dict(tensors=..., non_tensors=...); "
+            if holds_rows
+            else ""
+        )
         super().__init__(
             f"{label}, {kind_of(given)}, cannot be split over {num_parts} workers: expected {expected}; "
-            "wrap it in Broadcast(...) to send the same value to every worker"
+            f"{rows}wrap it in Broadcast(...) to send the same value to every worker"
         )
 
 
@@ -128,9 +135,12 @@ class UnknownMeshError(PortableError, KeyError):
     """A mesh that no worker of the group has registered."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
+        names = list(known)
+        found = difflib.get_close_matches(str(name), names, n=1)
+        maybe = f"; maybe {found[0]!r}?" if found else ""
         super().__init__(
-            f"mesh {name!r} is not registered; registered meshes: {_names(known)}; "
-            "register it in the worker's constructor with "
+            f"mesh {name!r} is not registered{maybe}; registered meshes: {_names(names)}; add it with "
+            f"group.add_mesh(Mesh.from_sizes({name!r}, ...)), or in the worker's constructor with "
             "_register_dispatch_collect_info(mesh_name, dp_rank, is_collect)"
         )
 
@@ -150,15 +160,13 @@ class MixedOrderWarning(UserWarning):
 
 
 class UnknownMethodError(PortableError, AttributeError):
-    """A method that the group's worker class has not registered; `roles` are those that have, if any."""
+    """A method that the group's worker class has not registered; `way` is where else to look, if known."""
 
-    def __init__(
-        self, group: str, name: str, known: Sequence[str], hint: str = "", roles: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, group: str, name: str, known: Sequence[str], hint: str = "", way: str = "") -> None:
         maybe = f"; maybe {hint!r}?" if hint else ""
-        ways = f"; call it on the view of its role ({_names(roles)}), which spawn gives" if roles else ""
+        more = f"; {way}" if way else ""
         super().__init__(
-            f"{group} has no registered method {name!r}{maybe}; registered methods: {_names(known)}{ways}"
+            f"{group} has no registered method {name!r}{maybe}; registered methods: {_names(known)}{more}"
         )
 
 

@@ -591,14 +591,26 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         # What every worker has is of no help to who looks for a method of their own.
         own = [each for each in known if not hasattr(Worker, each)]
         [hint] = difflib.get_close_matches(name, known, n=1) or [""]
-        classes = self._roles() if self._role is None and known else {}
+        return UnknownMethodError(self._label(), name, own, hint, self._way_to(name))
+
+    def _way_to(self, name: str) -> str:
+        """Where a name is that is no registered method of the class; empty where it is nowhere."""
+        worker_class = self.__dict__.get("_worker_class")
+        if worker_class is not None and callable(getattr(worker_class, name, None)):
+            return (
+                f"{worker_class.__name__} has it, but without @register; decorate it, or run it with "
+                f"group.execute_all_sync({name!r}, ...)"
+            )
+        if hasattr(GroupMethod, name):
+            return f"{name!r} is of each method: group.method.{name}"
+        classes = self._roles() if self._role is None and worker_class else {}
         # Elsewhere `actor_update` is how the group of all roles spells `update` of the role `actor`.
         roles = [
             role
             for role, cls in classes.items()
             if hasattr(getattr(cls, name.removeprefix(f"{role}_"), None), MAGIC_ATTR)
         ]
-        return UnknownMethodError(self._label(), name, own or known, hint, roles)
+        return f"call it on the view of its role ({', '.join(roles)}), which spawn gives" if roles else ""
 
     def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
         """Refuses: a group is a part of the program that made it.

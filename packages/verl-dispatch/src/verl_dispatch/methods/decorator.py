@@ -218,6 +218,12 @@ def register(
         >>> Trainer().set_lr(0.1), getattr(Trainer.set_lr, MAGIC_ATTR)["dispatch_mode"]
         (0.1, Dispatch.ONE_TO_ALL)
     """
+    undecorated: Any = dispatch_mode
+    if inspect.isfunction(undecorated):
+        raise InvalidModeError(
+            f"register has no mode for {undecorated.__qualname__}: write it with parentheses, such as "
+            "@register(dispatch_mode=Dispatch.ONE_TO_ALL), or @register() for ALL_TO_ALL"
+        )
     check_dispatch_mode(dispatch_mode)
     check_execute_mode(execute_mode)
     check_pair(dispatch_mode, execute_mode)

@@ -13,7 +13,7 @@ from verl_dispatch.errors import (
 from verl_dispatch.methods.decorator import MAGIC_ATTR, RegisterOptions, register_options
 from verl_dispatch.methods.registry import DispatchMode, check_dispatch_mode, check_execute_mode, mode_name
 from verl_dispatch.modes import Execute
-from verl_dispatch.planning.options import Labels
+from verl_dispatch.planning.options import CallOptions, Labels
 
 __all__ = [
     "RegisteredMethod",
@@ -154,7 +154,18 @@ class RegisteredMethod:
             try:
                 self.signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise TypeError(f"{self.name}{self.signature}: {error}") from None
+                raise TypeError(
+                    f"{self.name}{self.signature}: {error}{self._options_among(kwargs)}"
+                ) from None
+
+    def _options_among(self, kwargs: Mapping[str, Any]) -> str:
+        meant = [
+            f"{name}={value!r}"
+            for name, value in kwargs.items()
+            if name in CallOptions.__slots__ and name not in self.signature.parameters
+        ]
+        shown = ", ".join(meant)
+        return f"; to set an option of the call: group.{self.name}.options({shown})(...)" if meant else ""
 
 
 @dataclass(frozen=True, slots=True)

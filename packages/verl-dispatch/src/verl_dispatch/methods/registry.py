@@ -8,6 +8,7 @@ How to add a mode of this package:
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -300,8 +301,13 @@ def _incomplete(mode: str, problem: str) -> InvalidModeError:
 def no_mode(parameter: str, given: object, known: Iterable[str]) -> InvalidModeError:
     """The error about a value given where a mode is expected."""
     pair = " or a dict with 'dispatch_fn' and 'collect_fn'" if parameter == "dispatch_mode" else ""
-    names = ", ".join(sorted(known))
-    return InvalidModeError(f"{parameter} must be a registered member (known: {names}){pair}, got {given!r}")
+    names = sorted(known)
+    kind = "Dispatch" if parameter == "dispatch_mode" else "Execute"
+    near = [f"{kind}.{name}" for name in difflib.get_close_matches(str(given).upper(), names, n=1)]
+    maybe = f"; did you mean {near[0]}, without quotes?" if near and isinstance(given, str) else ""
+    return InvalidModeError(
+        f"{parameter} must be a registered member (known: {', '.join(names)}){pair}, got {given!r}{maybe}"
+    )
 
 
 def _not_a_mode(given: object) -> InvalidModeError:

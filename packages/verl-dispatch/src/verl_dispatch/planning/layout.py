@@ -109,7 +109,7 @@ def uneven_layout(label: str, num_rows: int, num_parts: int) -> RowLayout:
         UnevenRowsError: fewer rows than parts.
     """
     if 0 < num_rows < num_parts:
-        raise uneven_rows(label, num_rows, num_parts, too_few=True)
+        raise uneven_rows(label, num_rows, num_parts)
     return RowLayout(num_rows, _consecutive(even_sizes(num_rows, num_parts)), (0,) * num_parts)
 
 
@@ -137,7 +137,7 @@ def balanced_layout(
     """
     if 0 < num_rows < num_parts:
         if not padded:
-            raise uneven_rows(label, num_rows, num_parts, too_few=True)
+            raise uneven_rows(label, num_rows, num_parts)
         equal_size = True
     missing = -num_rows % num_parts if equal_size else 0
     if missing and not padded:
@@ -166,9 +166,9 @@ def _none_empty(found: Sequence[Sequence[int]]) -> list[list[int]]:
 _PAD = "auto_padding=True on the batch or in .options"
 
 
-def uneven_rows(label: str, num_rows: int, num_parts: int, *, too_few: bool = False) -> UnevenRowsError:
+def uneven_rows(label: str, num_rows: int, num_parts: int) -> UnevenRowsError:
     """The error about a batch whose rows do not divide evenly among the workers."""
-    if too_few:
+    if num_rows < num_parts:
         text = f"are fewer than one for each of {num_parts} workers; give more, or pad the batch ({_PAD})"
     else:
         text = (

@@ -80,7 +80,8 @@ class Mesh:
         """
         if world_size is not None and not len(dp_ranks) == len(collects) == world_size:
             problem = (
-                f"it has {len(dp_ranks)} dp ranks and {len(collects)} collect flags for {world_size} workers"
+                f"it is of {len(dp_ranks)} ranks (collect flags: {len(collects)}), but the group has "
+                f"{world_size} workers; a mesh names every worker once, so its sizes multiply to {world_size}"
             )
             raise MeshError(name, problem, _table(dp_ranks, collects))
         missing = [

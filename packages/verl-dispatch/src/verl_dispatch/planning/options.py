@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
@@ -104,7 +105,10 @@ class CallOptions:
         known = [field.name for field in fields(self)]
         unknown = sorted(set(changes) - set(known))
         if unknown:
-            raise CallOptionError(unknown[0], f"there is no such option; known options: {', '.join(known)}")
+            [near] = difflib.get_close_matches(unknown[0], known, n=1) or [""]
+            maybe = f"; did you mean {near!r}?" if near else ""
+            problem = f"there is no such option{maybe}; known options: {', '.join(known)}"
+            raise CallOptionError(unknown[0], problem)
         return replace(self, **changes)
 
 

@@ -63,7 +63,7 @@ class WorkerCut(Cut):
             UnevenRowsError: the rows do not divide among the workers.
         """
         if self.uneven and 0 < num_rows < self.num_pieces:
-            raise uneven_rows(self.label, num_rows, self.num_pieces, too_few=True)
+            raise uneven_rows(self.label, num_rows, self.num_pieces)
         return Cut.span(self, num_rows)
 
 
@@ -267,5 +267,5 @@ def told_of_call(future: DataProtoFuture[Any], error: UnevenRowsError) -> ValueE
     """The error as the caller of the method understands it: rows of an argument, and workers."""
     cut = future._cuts[-1] if future._cuts else None
     if isinstance(cut, WorkerCut) and cut.num_pieces == error.num_parts:
-        return uneven_rows(cut.label, error.num_rows, error.num_parts, too_few=cut.uneven)
+        return uneven_rows(cut.label, error.num_rows, error.num_parts)
     return error

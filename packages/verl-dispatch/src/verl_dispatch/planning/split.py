@@ -203,4 +203,5 @@ def _cut_value(arguments: _Arguments, index: int, num_parts: int, takes_entries:
     if takes_entries and isinstance(value, (list, tuple)):
         return arguments.entries(index, num_parts)
     expected = f"{_BATCHES}, or {_ENTRIES}" if takes_entries else _BATCHES
-    raise UnsplittableArgumentError(arguments.label(index), value, num_parts, expected)
+    holds_rows = isinstance(value, Mapping) or hasattr(value, "shape")
+    raise UnsplittableArgumentError(arguments.label(index), value, num_parts, expected, holds_rows=holds_rows)
