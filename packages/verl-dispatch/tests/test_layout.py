@@ -55,7 +55,7 @@ def test_uneven_parts_differ_by_at_most_one_and_are_never_empty(num_rows: int, n
 def test_even_parts_refuse_rows_that_do_not_divide(num_rows: int, num_parts: int) -> None:
     if num_rows % num_parts:
         with pytest.raises(
-            UnevenRowsError, match=f"{num_rows} rows .* {num_parts} workers .* pad .*auto_padding"
+            UnevenRowsError, match=f"{num_rows} rows .* {num_parts} workers.* pad .*auto_padding"
         ):
             even_layout("it", num_rows, num_parts)
     else:
