@@ -28,6 +28,11 @@ pytestmark = [pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(120)]
 Resources = Callable[[], dict[str, float]]
 
 
+class Wide(Worker):
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+
 class Plain(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def environment(self, name: str) -> str | None:
@@ -109,6 +114,12 @@ def test_options_environment_and_class_name_are_kept() -> None:
     ("keywords", "error", "pattern"),
     [
         ({"name_prefx": "x"}, TypeError, "name_prefx.*did you mean 'name_prefix'"),
+        ({"width": 4, "ray_cls_with_init": Plain}, ValueError, r"RayClassWithInitArgs\(Plain, width=4\)"),
+        (
+            {"width": 4, "ray_cls_with_init": RayClassWithInitArgs(Wide, 4)},
+            TypeError,
+            r"'width'; the constructor's go to RayClassWithInitArgs\(Wide, width=\.\.\.\)",
+        ),
         ({"worker_envs": {}}, TypeError, "worker_envs.*'worker_env'"),
         ({"worker_env": {"RANK": "7"}}, ValueError, "RANK"),
         ({"forward_env": ["CUDA_VISIBLE_DEVICES"]}, ValueError, "CUDA_VISIBLE_DEVICES"),

@@ -33,6 +33,14 @@ def test_too_much_for_the_cluster_is_said_with_needed_and_there() -> None:
         assert fits.get_placement_groups()
 
 
+@pytest.mark.parametrize(("use_gpu", "resource"), [(False, "CPU"), (True, "GPU")], ids=["CPUs", "GPUs"])
+def test_too_much_for_a_cluster_of_ones_own_is_said_at_once(use_gpu: bool, resource: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(PlacementTimeout, match=f"the cluster is too small: .*{resource}.*64"):
+        RayResourcePool([64], use_gpu=use_gpu).slots()
+    assert time.monotonic() - started < 15  # of the 30 that a cluster of others gets
+
+
 def test_too_much_for_what_is_free_is_said_as_such_and_reserves_no_part(free_resources: Resources) -> None:
     with RayResourcePool([5], use_gpu=False) as busy:
         busy.slots()

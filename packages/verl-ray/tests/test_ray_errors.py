@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -33,6 +34,24 @@ def test_an_error_arrives_as_it_was_sent(error: Exception, pickler: Any) -> None
     assert type(arrived) is type(error)
     assert str(arrived) == str(error) != ""
     assert vars(arrived) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("missing", "offered", "way"),
+    [
+        ("GPU", ["CPU"], r"offers: CPU\. Use use_gpu=False"),
+        ("GPU", ["CPU", "NPU"], r"Name one of these with accelerator= \(NPU\), use use_gpu=False"),
+        (
+            "accelerator_type:A100",
+            ["accelerator_type:H200"],
+            r"Name one of these with accelerator_type= \(accelerator_type:H200\)",
+        ),
+    ],
+)
+def test_a_missing_accelerator_is_told_the_parameter_that_takes_another(
+    missing: str, offered: list[str], way: str
+) -> None:
+    assert re.search(way, str(errors.AcceleratorNotOffered(missing, offered, 1)))
 
 
 def test_every_error_is_in_the_list() -> None:

@@ -71,9 +71,12 @@ class AcceleratorNotOffered(ResourceUnavailable, ValueError):
         self.offered: tuple[str, ...] = tuple(offered)
         self.waited_s: float = waited_s
         known = ", ".join(self.offered) or "none"
+        parameter = "accelerator_type" if accelerator.startswith("accelerator_type:") else "accelerator"
+        others = [name for name in self.offered if name != "CPU"]
+        first = f"Name one of these with {parameter}= ({', '.join(others)}), use" if others else "Use"
         super().__init__(
             f"no node offers {accelerator!r} (waited {waited_s:.0f} s); the cluster offers: {known}. "
-            "Name one of these with accelerator=, use use_gpu=False for a CPU pool, or add such a node"
+            f"{first} use_gpu=False for a CPU pool, or add such a node"
         )
 
 

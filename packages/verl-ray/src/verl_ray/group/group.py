@@ -20,7 +20,7 @@ from verl_dispatch.planning.plan import CallPlan, unpicklable
 from verl_dispatch.workers.observed import RecordWhen, pickled
 from verl_dispatch.workers.roles import roles_of
 from verl_protocol.arguments import flag, seconds, text
-from verl_protocol.errors import InvalidTypeError
+from verl_protocol.errors import InvalidTypeError, InvalidValueError
 
 from verl_ray.calls.call import RayCall
 from verl_ray.calls.metrics import CallMetrics
@@ -143,10 +143,10 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         metrics: bool = False,
         **unknown: Never,
     ) -> None:
-        for name in unknown:
-            raise _unknown_keyword(name)
         if not isinstance(ray_cls_with_init, RayClassWithInitArgs):
-            raise unusable("ray_cls_with_init", ray_cls_with_init, "a RayClassWithInitArgs")
+            raise _no_template(ray_cls_with_init, unknown)
+        for name in unknown:
+            raise _unknown_keyword(name, ray_cls_with_init.user_class)
         attaches = worker_names is not None or worker_handles is not None
         if not (isinstance(resource_pool, RayResourcePool) or (attaches and resource_pool is None)):
             expected = "a RayResourcePool, or worker_names or worker_handles"
@@ -447,10 +447,19 @@ def _attached(
     return group
 
 
-def _unknown_keyword(name: str) -> InvalidTypeError:
+def _no_template(given: object, unknown: Mapping[str, object]) -> InvalidValueError:
+    cls = given.__name__ if isinstance(given, type) else "WorkerClass"
+    arguments = ", ".join([cls, *(f"{name}={value!r}" for name, value in unknown.items())])
+    way = f"RayWorkerGroup(RayResourcePool([2]), RayClassWithInitArgs({arguments}))"
+    return unusable("ray_cls_with_init", given, f"a RayClassWithInitArgs, as in {way}")
+
+
+def _unknown_keyword(name: str, user_class: Any) -> InvalidTypeError:
     known = list(signature(RayWorkerGroup).parameters)[:-1]
     near = difflib.get_close_matches(name, known, n=1)
     maybe = f"; did you mean {near[0]!r}?" if near else ""
+    if name in signature(user_class.__init__).parameters:
+        maybe = f"; the constructor's go to RayClassWithInitArgs({user_class.__name__}, {name}=...)"
     return InvalidTypeError(
         f"RayWorkerGroup got an unexpected keyword argument {name!r}{maybe}; "
         f"known: {', '.join(sorted(known))}"

@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from ray import PlacementGroupID
 from ray._private import state as ray_state
+from ray._private.worker import global_worker
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 
 from verl_ray.errors import ResourceUnavailable
@@ -33,6 +34,7 @@ __all__ = [
     "placement_groups_of",
     "placement_option_supported",
     "placement_progress",
+    "started_here",
     "still_reserved",
 ]
 
@@ -76,6 +78,13 @@ def ensure_ray_started() -> None:
             "work: run the program on a node of the cluster, with ray.init(address='auto'), or send it there "
             "with `ray job submit`"
         )
+
+
+def started_here() -> bool:
+    """Whether `ray.init()` of this process has started the cluster, which then gets no nodes by itself."""
+    # Ray has no public word for it, and its autoscaler's monitor runs in every cluster.
+    node: Any = getattr(global_worker, "node", None)
+    return node is not None and bool(node.is_head())
 
 
 def _is_client() -> bool:

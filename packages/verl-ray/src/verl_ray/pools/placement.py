@@ -29,6 +29,7 @@ from verl_ray.pools.cluster import (
     offered_resources,
     placement_option_supported,
     placement_progress,
+    started_here,
     still_reserved,
 )
 from verl_ray.pools.feasibility import Feasibility, Need, explain_feasibility, explain_need, labels_match
@@ -51,7 +52,8 @@ __all__ = [
 _log = logging.getLogger("verl_ray")
 
 # How long a reservation may take where the user did not say: where the cluster could serve it, and where no
-# node of it could, though one that can may be on its way.
+# node of it could, though one that can may be on its way: unless this process started the cluster by itself,
+# which no autoscaler then serves.
 _TIMEOUT_S, _HOPELESS_S = 300.0, 30.0
 _FIRST_REPORT_S = 5.0
 _NEXT_REPORT_S = 15.0
@@ -71,7 +73,8 @@ def place(
 
     Args:
         names: of the placement groups.
-        timeout_s: seconds to wait. None: 300, but only 30 where no node could ever serve the need.
+        timeout_s: seconds to wait. None: 300, but only 30 where no node could ever serve the need, and
+            none where this process has started the cluster itself.
 
     Raises:
         PlacementTimeout: not all could be reserved in time.
@@ -188,7 +191,8 @@ def _wait(
     done_within: Callable[[float], bool],
     left: str = NOTHING_LEFT,
 ) -> None:
-    patience_s, hopeless_s = (timeout_s, timeout_s) if timeout_s is not None else (_TIMEOUT_S, _HOPELESS_S)
+    hopeless_s = 0.0 if started_here() else _HOPELESS_S
+    patience_s, hopeless_s = (timeout_s, timeout_s) if timeout_s is not None else (_TIMEOUT_S, hopeless_s)
     started = time.monotonic()
     next_report = _FIRST_REPORT_S
     while not done_within(max(0.01, min(1.0, started + patience_s - time.monotonic()))):
@@ -210,13 +214,16 @@ def _placement_failure(groups: Sequence[PlacementGroup], need: Need, waited: flo
     offered = offered_resources()
     for name in need.per_process:
         if name not in offered:
-            return AcceleratorNotOffered(name, _for_people(offered), waited)
+            return AcceleratorNotOffered(name, _alternatives(name, offered), waited)
     return PlacementTimeout(str(need), waited, _report(groups, need), left)
 
 
-def _for_people(resources: Sequence[str]) -> list[str]:
+def _alternatives(missing: str, offered: Sequence[str]) -> list[str]:
+    """What else of its kind the cluster has: types of accelerators, or resources for people."""
+    if missing.startswith("accelerator_type:"):
+        return [name for name in offered if name.startswith("accelerator_type:")]
     internal = ("node:", "object_store_memory", "memory", "accelerator_type:")
-    return [name for name in resources if not name.startswith(internal) and "_group_" not in name]
+    return [name for name in offered if not name.startswith(internal) and "_group_" not in name]
 
 
 def _eligible(nodes: Sequence[NodeFacts], need: Need) -> list[NodeFacts]:

@@ -73,7 +73,7 @@ class RayResourcePool(ResourcePool, _FreedAtTheEnd):
         accelerator: Ray resource to use in place of GPU: `"NPU"`, `"TPU"` or a custom name.
         cpus_per_worker: CPUs per process, see `max_colocate_count`. None: one.
         timeout_s: seconds that a reservation may take. None: 300, but only 30 where the cluster has no node
-            that could ever serve it.
+            that could ever serve it, and none where moreover this process has started the cluster itself.
         label_selector: Ray node labels that every slot's node must have.
         topology_strategy: Ray's topology strategy, such as `{"ray.io/gpu-domain": "STRICT_PACK"}` to keep
             all nodes of the pool in one NVLink domain; the pool is then one placement group.
