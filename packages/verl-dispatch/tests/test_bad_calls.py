@@ -227,9 +227,9 @@ def test_rows_that_are_no_batch_are_told_how_to_become_one(group: Any, value: An
         group.rows(value)
 
 
-@pytest.mark.parametrize("value", [None, 3, "text"])
-def test_what_holds_no_rows_is_told_of_broadcast_alone(group: Any, value: Any) -> None:
-    with pytest.raises(UnsplittableArgumentError, match=r"expected .*; wrap it in Broadcast") as caught:
+@pytest.mark.parametrize(("value", "way"), [(None, "give Broadcast.None. where None is"), (3, "wrap it in")])
+def test_what_holds_no_rows_is_told_of_broadcast_alone(group: Any, value: Any, way: str) -> None:
+    with pytest.raises(UnsplittableArgumentError, match=f"expected .*; {way}") as caught:
         group.rows(value)
     assert "from_dict" not in str(caught.value)
 

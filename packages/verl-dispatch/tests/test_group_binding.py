@@ -88,6 +88,8 @@ def test_of_the_known_names_those_of_the_base_class_are_not_shown(group: Any) ->
 def test_a_method_without_register_is_told_so(group: Any) -> None:
     with pytest.raises(UnknownMethodError, match="Calculator has it, but without @register"):
         group.hidden()
+    with pytest.raises(UnknownMethodError, match=r"'Calculator\.hidden'.*Calculator has it, but without"):
+        group.call(Calculator.hidden)
 
 
 def test_what_is_of_each_method_is_told_so(group: Any) -> None:

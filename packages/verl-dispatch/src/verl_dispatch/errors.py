@@ -91,9 +91,10 @@ class UnsplittableArgumentError(PortableError, TypeError):
             if holds_rows
             else ""
         )
+        wrapped = "give Broadcast(None) where None is meant" if given is None else "wrap it in Broadcast(...)"
         super().__init__(
             f"{label}, {kind_of(given)}, cannot be split over {num_parts} workers: expected {expected}; "
-            f"{rows}wrap it in Broadcast(...) to send the same value to every worker"
+            f"{rows}{wrapped} to send the same value to every worker"
         )
 
 

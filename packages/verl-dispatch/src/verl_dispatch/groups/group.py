@@ -591,12 +591,13 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         # What every worker has is of no help to who looks for a method of their own.
         own = [each for each in known if not hasattr(Worker, each)]
         [hint] = difflib.get_close_matches(name, known, n=1) or [""]
-        return UnknownMethodError(self._label(), name, own, hint, self._way_to(name))
+        return UnknownMethodError(self._label(), name, own, hint, self._way_to(name.rpartition(".")[2]))
 
     def _way_to(self, name: str) -> str:
         """Where a name is that is no registered method of the class; empty where it is nowhere."""
         worker_class = self.__dict__.get("_worker_class")
-        if worker_class is not None and callable(getattr(worker_class, name, None)):
+        found = getattr(worker_class, name, None)
+        if worker_class is not None and callable(found) and not hasattr(found, MAGIC_ATTR):
             return (
                 f"{worker_class.__name__} has it, but without @register; decorate it, or run it with "
                 f"group.execute_all_sync({name!r}, ...)"
