@@ -55,6 +55,14 @@ wheels:
 bench LAYER="all" *ARGS:
     uv run python tests/tools/bench.py {{ LAYER }} {{ ARGS }}
 
+# Each fault done to a real group: what users see of it, as a table (docs/reliability.md).
+faults *ARGS:
+    uv run python packages/verl-ray/benchmarks/faults.py {{ ARGS }}
+
+# Thousands of calls, groups, futures and remote batches: is memory flat? Up to 15 minutes.
+soak *ARGS:
+    uv run python packages/verl-ray/benchmarks/soak.py {{ ARGS }}
+
 # The documentation as a site, docs/_build/index.html; a warning is an error.
 docs:
     uv run --group docs python -m sphinx --fail-on-warning --keep-going --quiet --jobs auto docs docs/_build

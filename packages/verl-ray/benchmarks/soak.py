@@ -1,0 +1,166 @@
+"""Many calls, groups, futures and remote batches: what memory, object store, threads and files do meanwhile.
+
+    python packages/verl-ray/benchmarks/soak.py [--share 1.0] [--write docs/reliability.md]
+
+Each row does its work in ten equal parts and looks after each. It is flat if nothing has grown from the third
+look to the last by more than the row allows; the exit status says whether all rows are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import ray
+import torch
+from memory import resident_mib, stored_mib
+from verl_dispatch import Dispatch, Worker, register
+from verl_protocol import DataProto
+from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+LOOKS = 10
+SETTLED = 2
+"""Looks before the one that later ones are compared with: pools of memory and threads fill at first."""
+ALLOWED = {"driver MiB": 24.0, "store MiB": 4.0, "threads": 4.0, "files": 8.0, "workers MiB": 24.0}
+BEGIN, END = "<!-- table of soak: begin -->", "<!-- table of soak: end -->"
+
+
+class Echo(Worker):
+    """Gives back what it gets."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def number(self, value: int) -> int:
+        return value
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def rows(self, data: DataProto) -> DataProto:
+        return data
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def resident(self) -> float:
+        return resident_mib()
+
+
+def batch(megabytes: float) -> DataProto:
+    return DataProto.from_dict({"x": torch.ones(64, max(1, int(megabytes * 1e6) // (64 * 4)))})
+
+
+def look(group: Any) -> dict[str, float]:
+    """What is held now, by this process, its workers and the store."""
+    gc.collect()
+    time.sleep(1.0)
+    return {
+        "driver MiB": resident_mib(),
+        "store MiB": stored_mib(),
+        "threads": float(threading.active_count()),
+        "files": float(len(os.listdir("/proc/self/fd"))),
+        "workers MiB": max(group.resident()),
+    }
+
+
+def small_calls(group: Any, count: int) -> None:
+    for value in range(count):
+        group.number(value)
+
+
+def large_calls(group: Any, count: int) -> None:
+    data = batch(16)
+    for _ in range(count):
+        group.rows(data)
+
+
+def futures_never_read(group: Any, count: int) -> None:
+    data = batch(0.1)
+    unread = group.rows.options(blocking=False)
+    for number in range(count):
+        unread(data)
+        if number % 50 == 0:
+            # Nobody reads them, but the queue of a worker shall not grow without end.
+            group.number(0)
+
+
+def remote_batches_dropped(group: Any, count: int) -> None:
+    data = batch(2)
+    remote = group.rows.options(remote=True)
+    for _ in range(count):
+        remote(data)
+
+
+def groups_started_and_stopped(group: Any, count: int) -> None:
+    for _ in range(count):
+        with (
+            RayResourcePool([1], use_gpu=False, max_colocate_count=1) as pool,
+            RayWorkerGroup(pool, RayClassWithInitArgs(Echo)) as small,
+        ):
+            small.number(1)
+
+
+ROWS: tuple[tuple[Callable[[Any, int], None], int], ...] = (
+    (small_calls, 10_000),
+    (large_calls, 500),
+    (futures_never_read, 2_000),
+    (remote_batches_dropped, 1_000),
+    (groups_started_and_stopped, 200),
+)
+
+
+def row_of(group: Any, work: Callable[[Any, int], None], count: int) -> tuple[list[str], bool]:
+    """One line of the table, and whether all stayed flat."""
+    began, looks = time.monotonic(), []
+    for _ in range(LOOKS):
+        work(group, max(1, count // LOOKS))
+        looks.append(look(group))
+    seconds = time.monotonic() - began
+    growth = {name: looks[-1][name] - looks[SETTLED][name] for name in ALLOWED}
+    flat = all(growth[name] <= ALLOWED[name] for name in ALLOWED)
+    done = LOOKS * max(1, count // LOOKS)
+    cells = [f"{grown:+.1f}" for grown in growth.values()]
+    name = work.__name__.replace("_", " ")
+    return [name, str(done), f"{seconds:.0f}", *cells, "yes" if flat else "no"], flat
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do all rows, print the table, and say by the exit status whether all stayed flat."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--share", type=float, default=1.0, help="how much of the work is done, 0 to 1")
+    parser.add_argument("--only", default="", help="rows whose names contain this")
+    parser.add_argument("--write", type=Path, help="put the table into this page, between its marks")
+    options = parser.parse_args(arguments)
+    ray.init(
+        address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=2**29
+    )
+    rows, all_flat = [["work", "times", "s", *ALLOWED, "flat"]], True
+    with (
+        RayResourcePool([2], use_gpu=False, max_colocate_count=1) as pool,
+        RayWorkerGroup(pool, RayClassWithInitArgs(Echo)) as group,
+    ):
+        for work, count in ROWS:
+            if options.only in work.__name__.replace("_", " "):
+                row, flat = row_of(group, work, int(count * options.share))
+                rows.append(row)
+                all_flat = all_flat and flat
+                sys.stderr.write(f"{row}\n")
+    ray.shutdown()
+    rows.insert(1, ["---"] * len(rows[0]))
+    text = "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+    sys.stdout.write(text + "\n")
+    if options.write is not None:
+        page = options.write.read_text()
+        options.write.write_text(f"{page.split(BEGIN)[0]}{BEGIN}\n{text}\n{END}{page.split(END)[1]}")
+    return 0 if all_flat else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
