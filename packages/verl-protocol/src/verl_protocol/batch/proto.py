@@ -290,9 +290,9 @@ def _of_parts(parts: dict[str, Any]) -> DataProto:
     fill_batch(batch, tuple([parts[name] for name in names]))
     # What was saved held together; what is in the file may have been written by anybody.
     mapping("meta_info", batch.meta_info)
+    mapping("non_tensor_batch", batch.non_tensor_batch)
     if isinstance(parts["batch"], dict):
-        tensors = checks.tensor_columns(parts["batch"])
-        checks.check_columns(tensors, mapping("non_tensor_batch", batch.non_tensor_batch), batch._num_rows)
+        DataProto.check_consistency(batch)
     batch._checked_rows()
     return batch
 

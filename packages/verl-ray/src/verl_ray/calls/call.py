@@ -101,7 +101,7 @@ class RayCall(Call):
         if self._asked or connection() is None:
             return super().done()
         refs = [*self.refs.values(), *(part.ref for part in self._unread)]
-        done, waiting = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+        done, waiting = _looked_at(refs)
         return not waiting or any(map(has_failed, done))
 
     # --- how it ends badly ---------------------------------------------------------------------------------
@@ -146,12 +146,7 @@ class RayCall(Call):
     def _waits_for(self, rank: int) -> list[AnswerPart]:
         """The results without which a rank does not begin, and which are yet to be made."""
         parts = self._inputs(rank)
-        known = list(parts)
-        return (
-            [parts[ref] for ref in ray.wait(known, num_returns=len(known), timeout=0, fetch_local=False)[1]]
-            if known
-            else []
-        )
+        return [parts[ref] for ref in _looked_at(parts)[1]]
 
     # --- what a caller gets who does not wait --------------------------------------------------------------
 
@@ -182,6 +177,14 @@ class RayCall(Call):
         return AnswerPart(
             ref, rank, self._made_by, self._generation, self.plan.method, unread, objects, origin
         )
+
+
+def _looked_at(refs: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """Those that are there by now, and those that are not; nothing is fetched."""
+    known = list(refs)
+    if not known:
+        return [], []
+    return ray.wait(known, num_returns=len(known), timeout=0, fetch_local=False)
 
 
 def _arrived(stamps: Mapping[int, Any]) -> dict[int, Stamps]:
@@ -237,8 +240,5 @@ def _answer_parts(parts: Sequence[Any]) -> Iterator[AnswerPart]:
 
 def _still_open(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
     """Those that may still fail, or have failed: in a chain of futures the others need not be remembered."""
-    if not parts:
-        return []
-    refs = [part.ref for part in parts]
-    running = set(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[1])
+    running = set(_looked_at([part.ref for part in parts])[1])
     return [part for part in parts if part.ref in running or has_failed(part.ref)]

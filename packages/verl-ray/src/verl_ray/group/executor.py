@@ -205,21 +205,20 @@ class Executor:
         with self._worker_set.sending, self._sent_to_all(sent):
             for call, message in zip(plan.calls, given, strict=True):
                 dropped = _is_dropped(plan, call)
-                ref = (unread if dropped else remotes)[call.rank].remote(*message)
+                made = (unread if dropped else remotes)[call.rank].remote(*message)
+                ref, *more = made if isinstance(made, list) else [made]
+                sent.refs[call.rank] = ref
                 if timed:
-                    *ref, sent.stamps[call.rank] = ref
-                    ref = ref if len(ref) > 1 else ref[0]
+                    sent.stamps[call.rank] = more.pop()
                 if dropped:
-                    sent.refs[call.rank] = ref
                     continue
                 if remote:
-                    sent.refs[call.rank], *sent.objects[call.rank] = ref
-                    continue
-                sent.refs[call.rank], rows_ref = ref if with_rows else (ref, None)
-                if counts_rows and not with_rows:
-                    rows_ref = self._worker_set.handles[call.rank].__ray_call__.remote(count_rows, ref)
-                if counts_rows:
-                    sent.rows_refs[call.rank] = rows_ref
+                    sent.objects[call.rank] = more
+                elif with_rows:
+                    (sent.rows_refs[call.rank],) = more
+                elif counts_rows:
+                    handle = self._worker_set.handles[call.rank]
+                    sent.rows_refs[call.rank] = handle.__ray_call__.remote(count_rows, ref)
         sent.sent_at = time.perf_counter()
         return sent
 
