@@ -7,7 +7,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
+
+from verl_protocol import tables
 
 Work = Callable[[], object]
 
@@ -104,13 +107,20 @@ def _time(milliseconds: float | None) -> str:
 
 def text_table(lines: Sequence[Sequence[str]]) -> str:
     """Cells as aligned text: the first column to the left, numbers to the right."""
-    columns = list(zip(*lines, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    numeric = [any(cell[:1].isdigit() for cell in column) for column in columns]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if right and at else cell.ljust(width)
-            for at, (cell, width, right) in enumerate(zip(line, widths, numeric, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    head, *rows = lines
+    columns = enumerate(zip(*lines, strict=True))
+    words = [at for at, column in columns if not at or not any(cell[:1].isdigit() for cell in column)]
+    return tables.text_table(head, rows, words)
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Cells as a table of a Markdown page."""
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
+
+
+def put_into_page(page: Path, name: str, table: str) -> None:
+    """Write the table into the page, between the marks of this name."""
+    begin, end = f"<!-- table of {name}: begin -->", f"<!-- table of {name}: end -->"
+    before, rest = page.read_text().split(begin)
+    _, after = rest.split(end)
+    page.write_text(f"{before}{begin}\n{table}\n{end}{after}")

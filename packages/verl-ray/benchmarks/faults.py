@@ -16,16 +16,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "tools"))
 
 import ray
 import torch
+from benchmark_harness import markdown_table, put_into_page
 from ray.cluster_utils import Cluster
 from verl_dispatch import Broadcast, Dispatch, Worker, register
 from verl_protocol import DataProto
@@ -35,7 +37,7 @@ _PLACES = re.compile(r" \(node [^)]*\)|group '\w+', ")
 """What differs from run to run."""
 CPUS = 4
 STORE_BYTES = 150 * 2**20
-BEGIN, END = "<!-- table of faults: begin -->", "<!-- table of faults: end -->"
+HEAD = ["fault", "what the caller gets", "after s", "restart works", "left"]
 
 
 class Victim(Worker):
@@ -322,21 +324,11 @@ def left(close: Callable[[], object] = bool) -> str:
     return f"{total['CPU'] - free.get('CPU', 0):g} CPUs"
 
 
-@contextmanager
-def staged() -> Iterator[Stage]:
-    stage = Stage()
-    try:
-        yield stage
-    finally:
-        with suppress(Exception):
-            stage.close()
-
-
 def row_of(fault: Callable[..., Any]) -> list[str]:
     """One line of the table."""
     if fault in APART:
         return [_words(fault), *fault()]
-    with staged() as stage:
+    with closing(Stage()) as stage:
         told = outcome(lambda: fault(stage))
         told[1] = f"{time.monotonic() - stage.began:.1f}"
         works = outcome(stage.restart)[0]
@@ -344,14 +336,7 @@ def row_of(fault: Callable[..., Any]) -> list[str]:
 
 
 def _words(fault: Any) -> str:
-    words: str = fault.__name__.replace("_", " ")
-    return words
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """The rows in Markdown."""
-    head = ["fault", "what the caller gets", "after s", "restart works", "left"]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
+    return str(fault.__name__).replace("_", " ")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -370,12 +355,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows.append(row_of(fault))
             sys.stderr.write(f"{rows[-1]}\n")
     ray.shutdown()
-    text = table(rows)
-    sys.stdout.write(text + "\n")
+    table = markdown_table(HEAD, rows)
+    sys.stdout.write(table + "\n")
     if options.write is not None:
-        page = options.write.read_text()
-        before, after = page.split(BEGIN)[0], page.split(END)[1]
-        options.write.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+        put_into_page(options.write, "faults", table)
     return 0
 
 

@@ -20,9 +20,11 @@ from typing import Any
 
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "tools"))
 
 import ray
 import torch
+from benchmark_harness import markdown_table, put_into_page
 from memory import resident_mib, stored_mib
 from verl_dispatch import Dispatch, Worker, register
 from verl_protocol import DataProto
@@ -32,7 +34,6 @@ LOOKS = 10
 SETTLED = 2
 """Looks before the one that later ones are compared with: pools of memory and threads fill at first."""
 ALLOWED = {"driver MiB": 24.0, "store MiB": 4.0, "threads": 4.0, "files": 8.0, "workers MiB": 24.0}
-BEGIN, END = "<!-- table of soak: begin -->", "<!-- table of soak: end -->"
 
 
 class Echo(Worker):
@@ -141,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ray.init(
         address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=2**29
     )
-    rows, all_flat = [["work", "times", "s", *ALLOWED, "flat"]], True
+    rows, all_flat = [], True
     with (
         RayResourcePool([2], use_gpu=False, max_colocate_count=1) as pool,
         RayWorkerGroup(pool, RayClassWithInitArgs(Echo)) as group,
@@ -153,12 +154,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 all_flat = all_flat and flat
                 sys.stderr.write(f"{row}\n")
     ray.shutdown()
-    rows.insert(1, ["---"] * len(rows[0]))
-    text = "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
-    sys.stdout.write(text + "\n")
+    table = markdown_table(["work", "times", "s", *ALLOWED, "flat"], rows)
+    sys.stdout.write(table + "\n")
     if options.write is not None:
-        page = options.write.read_text()
-        options.write.write_text(f"{page.split(BEGIN)[0]}{BEGIN}\n{text}\n{END}{page.split(END)[1]}")
+        put_into_page(options.write, "soak", table)
     return 0 if all_flat else 1
 
 
