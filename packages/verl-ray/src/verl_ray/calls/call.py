@@ -15,8 +15,19 @@ from verl_dispatch.planning.plan import CallPlan, arguments_of
 from verl_dispatch.workers.observed import Stamps
 from verl_protocol import DataProtoFuture
 
-from verl_ray.calls.failures import AN_EARLIER_CALL, failure_of, has_failed, is_gone, maker_of_actor
-from verl_ray.calls.futures import AnswerPart, BatchFuture, Makers, explained, late
+from verl_ray.calls.failures import (
+    AN_EARLIER_CALL,
+    Maker,
+    Makers,
+    explained,
+    failure_of,
+    given_to,
+    has_failed,
+    is_gone,
+    late,
+    maker_of_actor,
+)
+from verl_ray.calls.futures import AnswerPart, BatchFuture
 from verl_ray.wire.refs import connection, hear, transport_of
 from verl_ray.wire.sealed import opened
 from verl_ray.wire.store import with_objects
@@ -91,10 +102,10 @@ class RayCall(Call):
         """The answer itself, which comes sealed, with what stays remote named by where it lies."""
         if rank not in self.objects:
             return opened(value, "one")
-        return with_objects(value, self.objects[rank], self._origin(rank))
+        return with_objects(value, self.objects[rank], self._maker(rank))
 
-    def _origin(self, rank: int) -> tuple[Any, ...]:
-        return self.group, self.plan.method, rank, self._generation
+    def _maker(self, rank: int) -> Maker:
+        return Maker(self.group, self.plan.method, rank, self._generation, self._made_by)
 
     def done(self) -> bool:
         """Whether every call has ended, or one has failed; also before anybody has asked for an answer."""
@@ -110,14 +121,14 @@ class RayCall(Call):
         """The failure of this call, or of an earlier one whose future it was given."""
         failed = {rank: error for rank, error in errors.items() if isinstance(rank, int)}
         if not failed:
-            return explained(errors, [each for each in silent if isinstance(each, AnswerPart)])
+            earlier = [each.maker for each in silent if isinstance(each, AnswerPart)]
+            return explained({part.maker: error for part, error in errors.items()}, earlier)
         ranks = [rank for rank in silent if isinstance(rank, int)]
         lacking = [self._failed_inputs(rank) for rank in failed]
         if ranks or any(map(is_gone, failed.values())) or not all(lacking):
             return self._made_by.failure(self.plan.method, failed, ranks, self._generation)
-        told = explained({part: error for each in lacking for part, error in each.items()}, [])
-        told.add_note(f"its result was an argument of method {self.plan.method!r} of group {self.group!r}")
-        return told
+        told = explained({maker: error for each in lacking for maker, error in each.items()})
+        return given_to(told, self.plan.method, self.group)
 
     def late(self, limit_s: float, silent: Sequence[Any]) -> TimeoutError:
         """The error for this call, or an earlier one; async methods, which hold their worker, are stopped."""
@@ -126,27 +137,27 @@ class RayCall(Call):
             for rank in ranks:
                 ray.cancel(self.refs[rank])
         if ranks and all(waits := [self._waits_for(rank) for rank in ranks]):
-            told = late([part for parts in waits for part in parts], limit_s)
-            told.add_note(f"its result is an argument of method {self.plan.method!r} of group {self.group!r}")
-            return told
-        return super().late(limit_s, ranks) if ranks else late(silent, limit_s)
+            told = late([maker for makers in waits for maker in makers], limit_s)
+            return given_to(told, self.plan.method, self.group)
+        return super().late(limit_s, ranks) if ranks else late([part.maker for part in silent], limit_s)
 
     def _inputs(self, rank: int) -> dict[Any, AnswerPart]:
         """The results that a rank got before they were there, of workers known here, by reference."""
         call = next(call for call in self.plan.calls if call.rank == rank)
         parts = (part for value in arguments_of(call) for part in _parts_of(value))
-        return {part.ref: part for part in parts if part.made_by is not None and not transport_of(part.ref)}
+        known = (part for part in parts if part.maker.workers is not None)
+        return {part.ref: part for part in known if not transport_of(part.ref)}
 
-    def _failed_inputs(self, rank: int) -> dict[AnswerPart, BaseException]:
-        """Those of them that failed, where it is known which call makes them."""
-        known = [part for part in self._inputs(rank).values() if part.method != AN_EARLIER_CALL]
-        failures = [(part, failure_of(part.ref)) for part in known]
-        return {part: error for part, error in failures if error is not None}
+    def _failed_inputs(self, rank: int) -> dict[Maker, BaseException]:
+        """Who failed to make them, where it is known in which call."""
+        known = [part for part in self._inputs(rank).values() if part.maker.method != AN_EARLIER_CALL]
+        failures = [(part.maker, failure_of(part.ref)) for part in known]
+        return {maker: error for maker, error in failures if error is not None}
 
-    def _waits_for(self, rank: int) -> list[AnswerPart]:
-        """The results without which a rank does not begin, and which are yet to be made."""
+    def _waits_for(self, rank: int) -> list[Maker]:
+        """Who is yet to make the results without which a rank does not begin."""
         parts = self._inputs(rank)
-        return [parts[ref] for ref in _looked_at(parts)[1]]
+        return [parts[ref].maker for ref in _looked_at(parts)[1]]
 
     # --- what a caller gets who does not wait --------------------------------------------------------------
 
@@ -173,10 +184,7 @@ class RayCall(Call):
         )
 
     def _part(self, rank: int, ref: Any, unread: tuple[AnswerPart, ...] = ()) -> AnswerPart:
-        objects, origin = self.objects.get(rank, ()), self._origin(rank)
-        return AnswerPart(
-            ref, rank, self._made_by, self._generation, self.plan.method, unread, objects, origin
-        )
+        return AnswerPart(ref, self._maker(rank), unread, self.objects.get(rank, ()))
 
 
 def _looked_at(refs: Iterable[Any]) -> tuple[list[Any], list[Any]]:
@@ -225,7 +233,7 @@ def _parts_of(argument: Any) -> Iterator[AnswerPart]:
     if isinstance(value, ray.ObjectRef):
         maker = maker_of_actor(value.task_id().actor_id().hex())
         if maker is not None:
-            yield AnswerPart(value, maker.rank, maker.workers(), maker.generation, AN_EARLIER_CALL)
+            yield AnswerPart(value, maker)
     elif isinstance(value, DataProtoFuture):
         yield from _answer_parts(value.futures)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import ray
 from ray.exceptions import (
@@ -23,23 +23,32 @@ from ray.exceptions import (
     RayTaskError,
     WorkerCrashedError,
 )
-from verl_dispatch.errors import WorkerFailure
+from verl_dispatch.errors import CallTimeout, WorkerFailure
 
 from verl_ray.wire.refs import get_answers
 from verl_ray.worker.host import WorkerReport
 
 __all__ = [
     "AN_EARLIER_CALL",
+    "UNKNOWN",
+    "Maker",
+    "Makers",
     "Survey",
     "began_with",
     "describe_failures",
+    "explained",
     "failure_of",
+    "given_to",
     "has_failed",
     "is_gone",
+    "late",
     "maker_of_actor",
     "remember",
     "survey",
 ]
+
+
+E = TypeVar("E", bound=BaseException)
 
 
 _GONE = (
@@ -113,53 +122,113 @@ def is_gone(error: BaseException) -> bool:
     return isinstance(error, _GONE) and not isinstance(error, RayTaskError)
 
 
-# --- Failures that a worker only got from another one, whose result it was given ---------------------------
+# --- Who makes a result, and so is named by the failure of whoever was given it ----------------------------
 
 
-_MAKERS: dict[str, Maker] = {}
-"""Each worker of the groups of this process, also of those that are gone, by its actor's id; a few bytes."""
+class Makers(Protocol):
+    """The workers that make an answer: what a future needs to know of a group."""
+
+    name: str
+    grace_s: float
+    generation: int
+
+    def check_generation(self, method: str, generation: int) -> None:
+        """Refuse what an earlier generation made."""
+
+    def check_connected(self, method: str) -> None:
+        """Refuse to ask for answers once this process has left the workers' cluster."""
+
+    def failure(
+        self, method: str, errors: Mapping[int, BaseException], silent: Collection[int], generation: int
+    ) -> BaseException:
+        """The error of a call that failed on some ranks, while others stayed silent."""
+        ...
 
 
 class Maker(NamedTuple):
-    """A worker that makes results: of which workers, of which generation of theirs, and which rank."""
+    """Who makes an answer: one rank of a group, in a call of a method.
 
-    workers: weakref.ref[Any]
-    generation: int
-    rank: int
+    `workers` are those of the group, None where nothing is known of it here. Whoever has them keeps the
+    workers alive, also where their group has been dropped.
+    """
+
+    group: str = ""
+    method: str = AN_EARLIER_CALL
+    rank: int = 0
+    generation: int = 0
+    workers: Makers | None = None
+
+    def calls_as(self, other: Maker) -> bool:
+        """Whether the two answers are, as far as their errors go, of the same call."""
+        return self._replace(rank=other.rank) == other
 
 
-def remember(workers: Any, handles: Sequence[Any], generation: int) -> None:
+UNKNOWN = Maker()
+
+
+_MAKERS: dict[str, tuple[weakref.ref[Any], int, int]] = {}
+"""Each worker of the groups of this process, also of those that are gone, by its actor's id; a few bytes."""
+
+
+def remember(workers: Makers, handles: Sequence[Any], generation: int) -> None:
     """Let failures of these actors be told as those of a rank of `workers`, which knows them first."""
     kept = weakref.ref(workers)
     for rank, handle in enumerate(handles):
         actor_id = handle._actor_id.hex()
         if maker_of_actor(actor_id) is None:
-            _MAKERS[actor_id] = Maker(kept, generation, rank)
+            _MAKERS[actor_id] = kept, generation, rank
 
 
-def maker_of_actor(actor_id: str) -> Maker | None:
+def maker_of_actor(actor_id: str, method: str = AN_EARLIER_CALL) -> Maker | None:
     """The worker that the actor is, while its group is there."""
-    maker = _MAKERS.get(actor_id)
-    return maker if maker is not None and maker.workers() is not None else None
+    kept, generation, rank = _MAKERS.get(actor_id, (lambda: None, 0, 0))
+    workers = kept()
+    return None if workers is None else Maker(workers.name, method, rank, generation, workers)
 
 
-def began_with(error: BaseException) -> tuple[Maker, str, BaseException] | None:
+def explained(errors: Mapping[Maker, BaseException], missing: Iterable[Maker] = ()) -> BaseException:
+    """The error of the call that failed first; what no group known here makes says itself why it failed."""
+    first, error = next(iter(errors.items()))
+    if first.workers is None:
+        return error
+    failed = {maker.rank: each for maker, each in errors.items() if maker.calls_as(first)}
+    silent = {maker.rank for maker in missing if maker.calls_as(first)}.difference(failed)
+    return first.workers.failure(first.method, failed, silent, first.generation)
+
+
+def late(missing: Sequence[Maker], limit_s: float) -> TimeoutError:
+    """The error of the call whose answers are the first that are missing."""
+    first = missing[0]
+    if first.workers is None:
+        return TimeoutError(f"a part of a batch was not there within {limit_s:g} s")
+    ranks = {maker.rank for maker in missing if maker.calls_as(first)}
+    return CallTimeout(first.group, first.method, limit_s, sorted(ranks))
+
+
+def given_to(error: E, method: str, group: str) -> E:
+    """The error of a call, noted to be told where another call was given its result."""
+    error.add_note(f"its result was an argument of method {method!r} of group {group!r}")
+    return error
+
+
+def began_with(error: BaseException) -> tuple[Maker, BaseException] | None:
     """The worker at whose failure this one began, that of a worker which was given its result.
 
-    Besides the worker, the method, "" where Ray does not say it, and the error as it was there.
+    Besides the worker, the error as it was there.
     """
     if not isinstance(error, RayTaskError):
         return None
     cause: BaseException = error
     heads = _HEAD.findall(_ANSI.sub("", str(error)))
     if isinstance(error.cause, RayActorError) and error.cause.actor_id:
-        method, actor_id, cause = "", error.cause.actor_id, error.cause
+        # Of an actor that died, Ray does not say in which method.
+        maker, cause = maker_of_actor(error.cause.actor_id), error.cause
     elif len(heads) > 1:
         method, actor_id = heads[-1]
+        maker = maker_of_actor(actor_id, method)
     else:
         return None
-    maker = maker_of_actor(actor_id)
-    return None if maker is None else (maker, method, cause)
+    return None if maker is None else (maker, cause)
 
 
 def failure_of(ref: Any) -> Exception | None:

@@ -12,17 +12,17 @@ import math
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-from verl_dispatch.errors import CallTimeout, WorkerGroupError
+from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.groups.call import Arrivals, Pauses
 from verl_dispatch.planning.parts import FuturePart
 from verl_protocol import DataProtoFuture
 from verl_protocol.futures.parts import Cut, Deadline, Steps, overlaps, span_of, values_of
 
-from verl_ray.calls.failures import has_failed
+from verl_ray.calls.failures import UNKNOWN, Maker, explained, has_failed, late
 from verl_ray.wire.refs import get_answers, hear, transport_of
 from verl_ray.wire.sealed import Payload, SealedFuture, is_one_whole_part, opened
 from verl_ray.wire.store import with_objects
@@ -30,13 +30,10 @@ from verl_ray.wire.store import with_objects
 __all__ = [
     "AnswerPart",
     "BatchFuture",
-    "Makers",
-    "explained",
     "fetch_answers",
     "fetch_answers_async",
     "is_direct",
     "knows_row_counts",
-    "late",
     "learn_row_counts",
     "needed_parts",
     "whole_part",
@@ -44,26 +41,6 @@ __all__ = [
 
 
 T = TypeVar("T")
-
-
-class Makers(Protocol):
-    """The workers that make an answer: what a future needs to know of a group."""
-
-    name: str
-    grace_s: float
-    generation: int
-
-    def check_generation(self, method: str, generation: int) -> None:
-        """Refuse what an earlier generation made."""
-
-    def check_connected(self, method: str) -> None:
-        """Refuse to ask for answers once this process has left the workers' cluster."""
-
-    def failure(
-        self, method: str, errors: Mapping[int, BaseException], silent: Collection[int], generation: int
-    ) -> Exception:
-        """The error of a call that failed on some ranks, while others stayed silent."""
-        ...
 
 
 class AnswerPart:
@@ -75,28 +52,19 @@ class AnswerPart:
     references.
     """
 
-    __slots__ = ("generation", "made_by", "method", "objects", "origin", "rank", "ref", "unread")
+    __slots__ = ("maker", "objects", "ref", "unread")
 
     def __init__(
         self,
         ref: Any,
-        rank: int = 0,
-        made_by: Makers | None = None,
-        generation: int = 0,
-        method: str = "",
+        maker: Maker = UNKNOWN,
         unread: tuple[AnswerPart, ...] = (),
         objects: Sequence[Any] = (),
-        origin: tuple[Any, ...] | None = None,
     ) -> None:
-        self.objects: Sequence[Any] = objects
-        self.origin: tuple[Any, ...] | None = origin
         self.ref: Any = ref
-        self.rank: int = rank
-        self.method: str = method
+        self.maker: Maker = maker
         self.unread: tuple[AnswerPart, ...] = unread
-        # Keeps the workers alive until they have made it, also where their group has been dropped.
-        self.made_by: Makers | None = made_by
-        self.generation: int = generation
+        self.objects: Sequence[Any] = objects
 
     @property
     def fresh_ref(self) -> Any:
@@ -105,14 +73,9 @@ class AnswerPart:
         Raises:
             StaleFutureError: the workers were restarted since.
         """
-        if self.made_by is not None:
-            self.made_by.check_generation(self.method, self.generation)
+        if self.maker.workers is not None:
+            self.maker.workers.check_generation(self.maker.method, self.maker.generation)
         return self.ref
-
-    @property
-    def call(self) -> tuple[int, int, str]:
-        """What tells the call that makes it from all others, as far as its errors go."""
-        return id(self.made_by), self.generation, self.method
 
     def result(self, timeout: float | None = None) -> Any:
         """The value.
@@ -126,7 +89,7 @@ class AnswerPart:
 
     def read(self, value: Any) -> Any:
         """What has come of it, with the columns that stay remote named by where they lie."""
-        return with_objects(value, self.objects, self.origin) if self.objects else value
+        return with_objects(value, self.objects, self.maker) if self.objects else value
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._awaited().__await__()
@@ -135,8 +98,7 @@ class AnswerPart:
         return opened((await fetch_answers_async([self]))[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        unsaid = (None, 0, "", ())
-        return AnswerPart, (self.fresh_ref, self.rank, *unsaid, self.objects, self.origin)
+        return AnswerPart, (self.fresh_ref, self.maker._replace(workers=None), (), self.objects)
 
 
 class BatchFuture(SealedFuture):
@@ -219,7 +181,7 @@ class PartsArriving(Arrivals):
         beside = [each for part in parts for each in part.unread]
         self._parts = list(dict.fromkeys([*parts, *beside]))
         super().__init__(self._parts)
-        known = [part.made_by.grace_s for part in parts if part.made_by is not None]
+        known = [part.maker.workers.grace_s for part in parts if part.maker.workers is not None]
         self.grace_s: float = max(known, default=0.0)
         self._asked = False
 
@@ -229,8 +191,8 @@ class PartsArriving(Arrivals):
             if not waiting:
                 # Who waits while the workers are restarted hears of their end.
                 _ = part.fresh_ref
-            elif part.made_by is not None:
-                part.made_by.check_connected(part.method)
+            elif part.maker.workers is not None:
+                part.maker.workers.check_connected(part.maker.method)
         if waiting and not self._asked:
             self._asked = True
             for part in self._parts:
@@ -247,9 +209,10 @@ class PartsArriving(Arrivals):
     def _values(self, deadline: Deadline) -> Pauses[dict[Any, Any]]:
         self.check(waiting=False)
         yield from self._until_decided(deadline)
+        missing = [part.maker for part in self._missing()]
         if errors := self._errors():
-            raise explained(errors, self._missing())
-        if missing := self._missing():
+            raise explained({part.maker: error for part, error in errors.items()}, missing)
+        if missing:
             raise late(missing, deadline.limit or 0.0)
         return {part: value for part, (value, _) in self._came.items()}
 
@@ -262,31 +225,12 @@ def _ask(parts: Sequence[Any], deadline: Deadline) -> dict[Any, Any]:
     try:
         return dict(zip(parts, get_answers(refs, deadline.left), strict=True))
     except RayError as error:
-        made = [part for part in parts if isinstance(part, AnswerPart)]
-        if not made or made[0].made_by is None:
+        makers = [part.maker for part in parts if isinstance(part, AnswerPart)]
+        if not makers or makers[0].workers is None:
             raise
         if isinstance(error, GetTimeoutError) and not isinstance(error, RayTaskError):
-            raise late(made, deadline.limit or 0.0) from None
-        raise explained({made[0]: error}, []) from None
-
-
-def explained(errors: Mapping[AnswerPart, BaseException], missing: Sequence[AnswerPart]) -> BaseException:
-    """The error of the call that failed first; what no group known here makes says itself why it failed."""
-    first, error = next(iter(errors.items()))
-    if first.made_by is None:
-        return error
-    failed = {part.rank: each for part, each in errors.items() if part.call == first.call}
-    silent = {part.rank for part in missing if part.call == first.call}.difference(failed)
-    return first.made_by.failure(first.method, failed, silent, first.generation)
-
-
-def late(missing: Sequence[AnswerPart], limit_s: float) -> TimeoutError:
-    """The error of the call whose answers are the first that are missing."""
-    first = missing[0]
-    if first.made_by is None:
-        return TimeoutError(f"a part of a batch was not there within {limit_s:g} s")
-    ranks = {part.rank for part in missing if part.call == first.call}
-    return CallTimeout(first.made_by.name, first.method, limit_s, sorted(ranks))
+            raise late(makers, deadline.limit or 0.0) from None
+        raise explained({makers[0]: error}) from None
 
 
 # --- Which parts of a future a worker will want, said by the driver, which has fetched none of them -------

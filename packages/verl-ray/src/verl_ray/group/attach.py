@@ -136,7 +136,7 @@ def _reports(handles: Sequence[Any], titles: Sequence[str], timeout_s: float) ->
         )
     asked = [handle._verl_identity.remote() for handle in handles]
     try:
-        return fetch_answers([AnswerPart(ref, rank) for rank, ref in enumerate(asked)], timeout_s)
+        return fetch_answers([AnswerPart(ref) for ref in asked], timeout_s)
     except RayError as error:
         raise AttachError(f"a worker did not answer: {error}", "give living workers of a group") from None
     except TimeoutError:

@@ -179,7 +179,7 @@ def _reports(spec: LaunchSpec, launched: Launched) -> list[WorkerReport]:
     """
     warned_after = min(_WARNED_AFTER_S, spec.timeout_s / 2)
     notices = [(min(_SAID_AFTER_S, warned_after), logging.INFO), (warned_after, logging.WARNING)]
-    parts = [AnswerPart(ref, rank) for rank, ref in enumerate(launched.set_ups)]
+    parts = [AnswerPart(ref) for ref in launched.set_ups]
     arriving = PartsArriving(parts)
     while True:
         left = launched.deadline - time.monotonic()

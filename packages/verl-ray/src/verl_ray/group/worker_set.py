@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.workers.rank import RankInfo
 
-from verl_ray.calls.failures import AN_EARLIER_CALL, began_with, describe_failures, is_gone, remember
+from verl_ray.calls.failures import began_with, describe_failures, explained, given_to, is_gone, remember
 from verl_ray.calls.stale import retire
 from verl_ray.errors import NodeLost, NotTheOwnerError, StaleFutureError
 from verl_ray.group.launch import Launched, LaunchSpec, Started, await_start, end, launch
@@ -232,7 +232,7 @@ class WorkerSet:
 
     def failure(
         self, method: str, errors: Mapping[int, BaseException], silent: Collection[int], generation: int
-    ) -> WorkerGroupError:
+    ) -> BaseException:
         """The error of a call that failed on some ranks, while others did not answer within `grace_s`.
 
         It breaks the set where a rank is gone, or silent.
@@ -242,26 +242,15 @@ class WorkerSet:
             return WorkerGroupError(self.name, method, reason=ended)
         if silent or any(gone):
             self.mark_broken(method, sorted(errors), generation)
-        return self._of_makers(method, errors) or WorkerGroupError(
-            self.name, method, describe_failures(errors, self._reports), sorted(silent)
-        )
-
-    def _of_makers(self, method: str, errors: Mapping[int, BaseException]) -> WorkerGroupError | None:
-        """The failure of the workers whose results these were given, if all failed for want of one."""
-        found = {rank: began for rank, error in errors.items() if (began := began_with(error)) is not None}
-        own = [
-            r
-            for r, (maker, made_by, _) in found.items()
-            if (maker.workers(), maker.rank, made_by) == (self, r, method)
+        elsewhere = [
+            found
+            for rank, error in errors.items()
+            if (found := began_with(error))
+            and (found[0].workers, found[0].rank, found[0].method) != (self, rank, method)
         ]
-        if not found or len(found) < len(errors) or own:
-            return None
-        (first, made_by, _), *_ = found.values()
-        alike = {maker.rank: error for maker, _, error in found.values() if maker.workers is first.workers}
-        workers: Any = first.workers()
-        told: WorkerGroupError = workers.failure(made_by or AN_EARLIER_CALL, alike, (), first.generation)
-        told.add_note(f"its result was an argument of method {method!r} of group {self.name!r}")
-        return told
+        if elsewhere and len(elsewhere) == len(errors):
+            return given_to(explained(dict(elsewhere)), method, self.name)
+        return WorkerGroupError(self.name, method, describe_failures(errors, self._reports), sorted(silent))
 
     def _ended(self, generation: int) -> str:
         """Who has ended the workers of this generation, if somebody has."""

@@ -104,8 +104,12 @@ def _maker(piece: Piece) -> tuple[Any, ...]:
     return () if piece.origin is None else tuple(piece.origin)
 
 
-def with_objects(value: Any, objects: Sequence[Any], origin: tuple[Any, ...] | None) -> Any:
-    """An answer whose large columns are these objects; anything but a batch has none."""
+def with_objects(value: Any, objects: Sequence[Any], maker: Sequence[Any]) -> Any:
+    """An answer whose large columns are these objects; anything but a batch has none.
+
+    Args:
+        maker: group, method, rank and generation.
+    """
     answer = opened(value, "one")
     if not is_proto(answer):
         return answer
@@ -113,4 +117,4 @@ def with_objects(value: Any, objects: Sequence[Any], origin: tuple[Any, ...] | N
     from verl_protocol.batch.apart import bound
     from verl_protocol.columns.remote import Origin
 
-    return bound(answer, RAY_STORE, objects, None if origin is None else Origin(*origin))
+    return bound(answer, RAY_STORE, objects, Origin(*maker[:4]))
