@@ -72,6 +72,10 @@ class Reader(Worker):
     def two(self, data: DataProto, more: DataProto, other: Any = None) -> DataProto:
         return self._told(data, more, *([] if other is None else [other]))
 
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, reads={"i": torch.int64, "x?": torch.float32})
+    def perhaps(self, data: DataProto) -> DataProto:
+        return self._told(data)
+
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, reads=())
     def nothing(self, data: DataProto) -> DataProto:
         return DataProto(meta_info={"metrics": {"rows": len(data), "step": data.meta_info["step"]}})
@@ -206,6 +210,19 @@ def test_columns_are_named_by_parameter_where_batches_differ(group: Any) -> None
     assert seen(group.two(more=data, data=data, other=data)) == ["['i']; ['x']; ['i', 'j', 's', 'x']"]
     with pytest.raises(SchemaError, match=r"argument 1 \('more'\) of method 'two' has no column 'x'"):
         group.two(data, data.select(["i"]))
+
+
+def test_a_column_that_may_be_missing_is_sent_and_checked_where_it_is_there(group: Any) -> None:
+    data = batch()
+    assert seen(group.perhaps(data)) == ["['i', 'x']"]
+    assert seen(group.perhaps(data.select(["i", "j"]))) == ["['i']"]
+    later = DataProtoFuture.concat([data.select(["i"])])
+    assert seen(group.perhaps(later)) == ["['i']"]
+    assert "reads i int64, x? float32" in str(group.perhaps.plan(data))
+    with pytest.raises(SchemaError, match=r"column 'x' of .* is of dtype torch.int64, not torch.float32"):
+        group.perhaps(DataProto.from_dict({"i": torch.arange(8), "x": torch.arange(8)}))
+    with pytest.raises(SchemaError, match="has no column 'i'"):
+        group.perhaps(data.select(["x"]))
 
 
 def test_tensordicts_are_read_alike(group: Any) -> None:
@@ -367,6 +384,8 @@ def test_a_plan_says_what_is_read_and_written(group: Any) -> None:
     [
         ({"reads": 3}, "reads of register is 3, expected names of columns, or a dict"),
         ({"reads": ("a", 3)}, "expected names of columns"),
+        ({"reads": ("a", "a?")}, "expected names of columns"),
+        ({"writes": "?"}, "expected names of columns"),
         ({"writes": {"a": "int64"}}, r"writes of register is \{'a': 'int64'\}, expected names"),
         ({"writes": {"a": (torch.int64, "wide")}}, "expected names"),
         ({"reads": {"a": torch.int64, "data": ("b",)}}, "expected names"),

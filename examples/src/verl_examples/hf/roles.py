@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_dispatch import ClassWithInitArgs, LocalWorkerGroup, WorkerGroup, WorkerGroupError
+from verl_dispatch import ClassWithInitArgs, LocalWorkerGroup, WorkerGroup
 from verl_dispatch.workers.roles import create_colocated_worker_raw_cls
 
 from verl_examples.hf.settings import Settings
@@ -45,16 +45,8 @@ class Roles:
         return self.actor.trace(path, also=[role for role in others if role is not None])
 
     def lost_any(self) -> bool:
-        """Whether a process died, or hangs where the others have failed.
-
-        The error at hand does not tell: it may be that of another group, which waited for what died.
-        """
-        for group in self.groups:
-            try:
-                group.execute_all_sync("env_keys")
-            except WorkerGroupError:
-                return True
-        return False
+        """Whether a process died, or hangs where the others have failed."""
+        return not all(group.is_usable for group in self.groups)
 
     def restart(self) -> None:
         """Start every process anew, with nothing learnt."""

@@ -43,7 +43,10 @@ class ActorWorker(TrainedWorker):
         """Log-probabilities of the answers under the policy as it is now: `old_log_probs`, jagged."""
         return DataProto.concat([self._log_probs_of(sequences) for _, sequences in self.passes(batch)])
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    @register(
+        dispatch_mode=Dispatch.DP_COMPUTE_METRIC,
+        reads=(*SEQUENCES, "advantages", "old_log_probs", "rollout_log_probs", "ref_log_prob?"),
+    )
     def update_actor(self, batch: DataProto) -> Metrics:
         """Learn from `advantages`, jagged or (rows, 1); the metrics of all workers add up to the means."""
         return self.learn(batch, self._policy_loss)

@@ -37,7 +37,12 @@ class CriticWorker(TrainedWorker):
         """The value before each token of the answers: `values`, jagged."""
         return DataProto.concat([self._values_of(sequences) for _, sequences in self.passes(batch)])
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, remote=True, writes=("advantages", "returns"))
+    @register(
+        dispatch_mode=Dispatch.DP_COMPUTE_PROTO,
+        remote=True,
+        reads=("responses", "scores", "old_log_probs", "values", "ref_log_prob?"),
+        writes=("advantages", "returns"),
+    )
     def compute_advantages(self, batch: DataProto) -> DataProto:
         """GAE over `scores`, (rows,), less what straying from the reference costs, and `values`.
 

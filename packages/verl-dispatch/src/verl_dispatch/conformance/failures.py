@@ -42,6 +42,7 @@ class TestFailures(SharedGroups):
     def test_group_stays_usable_if_every_rank_answered(self, group: Any) -> None:
         with pytest.raises(WorkerGroupError):
             group.raise_on(1)
+        assert group.is_usable
         assert [each[0] for each in group.one_to_all(1)] == [0, 1, 2, 3]
 
     def test_failure_shows_when_the_answer_is_read(self, backend: Backend, group: Any) -> None:
@@ -97,11 +98,13 @@ class TestLifecycle:
             with pytest.raises(WorkerGroupError) as caught:
                 group.exit_on(1)
             assert caught.value.failed_ranks == [1]
+            assert not group.is_usable
             with pytest.raises(
                 WorkerGroupError, match=r"broken by an earlier failure in 'exit_on' on rank 1"
             ):
                 group.one_to_all(1)
             group.restart()
+            assert group.is_usable
             assert group.generation == 1
             assert [each["label"] for each in group.identity()] == ["kept", "kept"]
             assert {each["master"] for each in group.identity()} != ports
@@ -131,6 +134,7 @@ class TestLifecycle:
             assert entered is group
             assert group.get() == ["plain"]
         group.shutdown()
+        assert not group.is_usable
         with pytest.raises(WorkerGroupError, match="shut down"):
             group.get()
 

@@ -172,4 +172,5 @@ class TestDeclaredColumns(SharedGroups):
         made = group.widened.options(remote=True)(batch(8))
         for caller in (group, single):
             assert caller.declared_to_all(made, y=made)[-1] == [["i", "wide"], ["i"]]
-        assert "reads x: i, wide; y: i" in str(group.declared_to_all.plan(made, made))
+            assert caller.declared_to_all(made, batch(8))[-1] == [["i", "wide"], ["i", "s"]]
+        assert "reads x: i, wide; y: i, s?" in str(group.declared_to_all.plan(made, made))

@@ -177,7 +177,7 @@ class ModesWorker(Worker):
         found = data.meta_info.get("wrong") == self.rank or "x" in data
         return self._marked(data).union(DataProto.from_dict({"x": data.tensor("i")} if found else {}))
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL, reads={"x": ("i", "wide"), "y": "i"})
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, reads={"x": ("i", "wide"), "y": ("i", "s?")})
     def declared_to_all(self, x: Any, y: Any) -> Any:
         return [[key for key in ("i", "s", "x", "wide") if key in data] for data in (x, y)]
 

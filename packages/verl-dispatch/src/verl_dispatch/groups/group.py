@@ -27,6 +27,7 @@ from verl_protocol.errors import InvalidArgumentError, InvalidTypeError, Invalid
 from verl_protocol.tables import html_table
 
 from verl_dispatch.errors import (
+    CallTimeout,
     MixedOrderWarning,
     NotPicklableError,
     NotTheOwnerError,
@@ -77,6 +78,7 @@ RESERVED_NAMES = frozenset(
         "fuse",
         "generation",
         "is_detached",
+        "is_usable",
         "master_address",
         "master_port",
         "mesh",
@@ -276,6 +278,19 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
     def world_size(self) -> int:
         """Number of workers."""
         return self._world_size
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the group takes calls; if not, it is shut down, or broken until `restart()`.
+
+        No worker is asked: a death is known once a call or a watch has met it. A group that is still starting
+        is waited for.
+        """
+        try:
+            self._check_usable("is_usable")
+        except (WorkerGroupError, CallTimeout):
+            return False
+        return True
 
     @property
     def methods(self) -> MethodNames[GroupWorker, GroupRef]:

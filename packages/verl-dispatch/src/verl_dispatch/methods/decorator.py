@@ -202,8 +202,9 @@ def register(
         remote: large tensor columns of the batches that the method returns stay where they were made; the
             caller gets batches that name them, see `DataProto.remote_keys`.
         reads: the columns that the method gets of each batch among its arguments, as if `select`ed: names, or
-            name -> dtype, `(dtype, row shape)` or None. What differs from batch to batch is said by
-            parameter: parameter -> such columns. Others are not sent; `meta_info` always is.
+            name -> dtype, `(dtype, row shape)` or None; a name that ends in "?" is of a column that may be
+            missing. What differs from batch to batch is said by parameter: parameter -> such columns. Others
+            are not sent; `meta_info` always is.
         writes: the columns that the method's batch has, which is checked before it is sent: as `reads`.
 
     Raises:

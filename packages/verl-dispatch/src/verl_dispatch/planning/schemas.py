@@ -24,7 +24,10 @@ __all__ = ["ColumnSpec", "Columns", "Reads", "ReadsBy", "Schema"]
 
 
 Columns: TypeAlias = "Iterable[str] | Mapping[str, Dtype | tuple[Dtype | None, Sequence[int | None]] | None]"
-"""Names of columns, or for each name its dtype, its dtype and row shape, or None for whatever it is."""
+"""Names of columns, or for each name its dtype, its dtype and row shape, or None for whatever it is.
+
+A column whose name ends in "?" may be missing.
+"""
 
 ReadsBy: TypeAlias = "Columns | Mapping[str, Columns]"
 """Columns of every batch among the arguments, or parameter -> columns of the batch that is passed there."""
@@ -35,6 +38,7 @@ class ColumnSpec(NamedTuple):
 
     dtype: Any = None
     row_shape: tuple[int | None, ...] | None = None
+    may_be_missing: bool = False
 
     def __str__(self) -> str:
         dtype = "" if self.dtype is None else str(self.dtype).removeprefix("torch.")
@@ -61,10 +65,14 @@ class Schema:
             given = dict.fromkeys(given) if isinstance(given, Iterable) else _refuse(option, given)
         if not all(isinstance(key, str) and key and _is_spec(value) for key, value in given.items()):
             _refuse(option, given)
-        return cls({key: _spec(value) for key, value in given.items()})
+        columns = {key.removesuffix("?"): _spec(value, key.endswith("?")) for key, value in given.items()}
+        if "" in columns or len(columns) < len(given):
+            _refuse(option, given)
+        return cls(columns)
 
     def __str__(self) -> str:
-        return ", ".join(f"{key} {spec}".rstrip() for key, spec in self.columns.items()) or "no columns"
+        named = [f"{key}{'?' * spec.may_be_missing} {spec}" for key, spec in self.columns.items()]
+        return ", ".join(map(str.rstrip, named)) or "no columns"
 
     def chosen(self, batch: Any, label: str) -> Any:
         """The batch with these columns only, and all of its meta_info.
@@ -75,9 +83,9 @@ class Schema:
         proto = batches.as_proto(batch)
         held, arrays = proto._held(), proto.non_tensor_batch
         self._check({**held, **arrays}, label, "reads")
-        if len(held) + len(arrays) == len(self.columns):
-            return batch
         tensors, others = ([key for key in self.columns if key in kind] for kind in (held, arrays))
+        if len(held) + len(arrays) == len(tensors) + len(others):
+            return batch
         return batches.like(batch, proto.select(tensors, others))
 
     def check_answer(self, answer: Any, method: str) -> None:
@@ -99,7 +107,8 @@ class Schema:
             )
 
     def _check(self, columns: Mapping[str, Any], label: str, option: str) -> None:
-        if missing := [key for key in self.columns if key not in columns]:
+        absent = [key for key in self.columns if key not in columns]
+        if missing := [key for key in absent if not self.columns[key].may_be_missing]:
             raise SchemaError(
                 f"{label} has no column {', '.join(map(repr, missing))}, which {option} of @register names; "
                 f"there are {sorted(columns)}; add what is missing, or change {option}"
@@ -107,7 +116,7 @@ class Schema:
         from verl_protocol.columns.checks import misfit
 
         for key, spec in self.columns.items():
-            if wrong := misfit(columns[key], spec.dtype, spec.row_shape):
+            if key not in absent and (wrong := misfit(columns[key], spec.dtype, spec.row_shape)):
                 raise SchemaError(
                     f"column {key!r} of {label} {wrong} as {option} of @register declares; convert it, or "
                     f"change {option}"
@@ -128,11 +137,11 @@ def _is_spec(value: Any) -> bool:
     return isinstance(sizes, Sequence) and all(size is None or type(size) is int for size in sizes)
 
 
-def _spec(value: Any) -> ColumnSpec:
+def _spec(value: Any, may_be_missing: bool) -> ColumnSpec:
     dtype, shape = value if isinstance(value, (tuple, list)) else (value, None)
     if isinstance(dtype, type):
         dtype = np.dtype(cast("DTypeLike", dtype))
-    return ColumnSpec(dtype, None if shape is None else tuple(shape))
+    return ColumnSpec(dtype, None if shape is None else tuple(shape), may_be_missing)
 
 
 def _refuse(option: str, given: object) -> NoReturn:
