@@ -21,6 +21,19 @@ test *ARGS:
 isolated PACKAGE *ARGS:
     uv run --isolated --package {{ PACKAGE }} --group test {{ ARGS }} pytest {{ if PACKAGE == "verl-examples" { "examples" } else { "packages" / PACKAGE } }}
 
+# One package's suite with the oldest Python, torch, tensordict, Ray that its bounds admit: `just oldest verl-ray -k start`.
+oldest PACKAGE *ARGS:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    folder={{ if PACKAGE == "verl-examples" { "examples" } else { "packages" / PACKAGE } }}
+    environment=$(mktemp -d)
+    trap 'rm -rf "$environment"' EXIT
+    uv venv --quiet --no-project --clear --python 3.11 "$environment"
+    uv pip install --quiet --python "$environment" --resolution lowest-direct \
+        --editable "$folder" --group "$folder/pyproject.toml:test"
+    uv pip list --quiet --python "$environment" | grep -E "^(numpy|ray|tensordict|torch) "
+    "$environment/bin/python" -P -m pytest "$folder" {{ ARGS }}
+
 # Each package's suite beside the oldest releases of its siblings that its bounds admit.
 oldest-siblings:
     uv run --isolated --only-group dev python tests/tools/oldest_siblings.py

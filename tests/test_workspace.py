@@ -4,6 +4,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -74,23 +76,102 @@ def test_metadata_say_what_it_is_and_whose(member: Path) -> None:
     assert about["urls"]["Changelog"].endswith(f"/{member.relative_to(ROOT)}/CHANGELOG.md")
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with wheel and sdist of every package."""
+    uv = os.environ.get("UV") or shutil.which("uv") or pytest.skip("uv is not there to build with")
+    folder = tmp_path_factory.mktemp("dist")
+    # Wheels from the sdists, as an installer builds that finds no wheel.
+    run(uv, "build", "--quiet", "--all-packages", "--out-dir", str(folder), str(ROOT))
+    return folder
+
+
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
 def test_what_is_built_carries_the_licence_and_the_source_also_the_changelog(
-    member: Path, tmp_path: Path
+    member: Path, built: Path
 ) -> None:
-    uv = os.environ.get("UV") or shutil.which("uv") or pytest.skip("uv is not there to build with")
-    # From the sdist, as an installer builds that finds no wheel.
-    subprocess.run([uv, "build", "--quiet", "--out-dir", str(tmp_path), str(member)], check=True)
     licence = (ROOT / "LICENSE").read_bytes()
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
-        (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
-        assert wheel.read(name) == licence
-    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as sdist:
+    name = project(member)["name"].replace("-", "_")
+    with zipfile.ZipFile(next(built.glob(f"{name}-*.whl"))) as wheel:
+        (file,) = [file for file in wheel.namelist() if file.endswith(".dist-info/licenses/LICENSE")]
+        assert wheel.read(file) == licence
+    with tarfile.open(next(built.glob(f"{name}-*.tar.gz"))) as sdist:
         folder = sdist.getnames()[0].partition("/")[0]
         for file in ("LICENSE", "CHANGELOG.md"):
             packed = sdist.extractfile(f"{folder}/{file}")
             assert packed is not None
             assert packed.read() == (member / file).read_bytes()
+
+
+PROGRAM = """
+from typing import assert_type
+
+import torch
+import verl_ray
+from verl_dispatch import Dispatch, LocalWorkerGroup, Worker, register
+from verl_protocol import DataProto
+
+
+class Doubler(Worker):
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def double(self, data: DataProto) -> DataProto:
+        return DataProto.from_dict({"x": data.tensor("x") * 2})
+
+
+def main() -> None:
+    pool = verl_ray.RayResourcePool([2], use_gpu=False)
+    with LocalWorkerGroup(Doubler, pool.world_size) as group:
+        answer = group.double(DataProto.from_dict({"x": torch.arange(4)}))
+    assert_type(answer, DataProto)
+    print(answer.tensor("x").tolist(), Doubler.__module__, verl_ray.__file__)
+"""
+MYPY = """
+[mypy]
+strict = true
+plugins = verl_dispatch.mypy_plugin
+[mypy-torch.*,tensordict.*,numpy.*,ray.*,safetensors.*]
+follow_imports = skip
+"""
+"""What others ship takes a minute to read, and is not what is looked at."""
+
+
+@pytest.fixture(scope="module")
+def elsewhere(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder outside the workspace with an environment of the wheels; what they need comes from ours."""
+    uv, folder = os.environ.get("UV") or shutil.which("uv") or "uv", tmp_path_factory.mktemp("elsewhere")
+    run(uv, "venv", "--quiet", "--no-project", "--python", sys.executable, str(folder / "environment"))
+    wheels = sorted(map(str, built.glob("*.whl")))
+    python = str(folder / "environment/bin/python")
+    run(uv, "pip", "install", "--quiet", "--offline", "--no-deps", "--python", python, *wheels)
+    packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder)
+    # Only a folder to look in: of the packages that are linked there, and not copied, nothing is seen.
+    (Path(packages.stdout.strip()) / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (folder / "mypy.ini").write_text(MYPY)
+    (folder / "program.py").write_text(PROGRAM + "\n\nmain()\n")
+    return folder
+
+
+def run(*command: str, cwd: Path = ROOT, returncode: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == returncode, done.stdout + done.stderr
+    return done
+
+
+def test_wheels_work_outside_the_workspace(elsewhere: Path) -> None:
+    done = run(str(elsewhere / "environment/bin/python"), "-P", "program.py", cwd=elsewhere)
+    answer, _, place = done.stdout.rpartition(" __main__ ")
+    assert answer == "[0, 2, 4, 6]"
+    assert Path(place).is_relative_to(elsewhere)
+
+
+def test_type_checkers_find_the_types_of_wheels(elsewhere: Path) -> None:
+    mypy = (str(elsewhere / "environment/bin/python"), "-P", "-m", "mypy")
+    assert "Success" in run(*mypy, "program.py", cwd=elsewhere).stdout
+    wrong = "    number: int = answer\n    group.double(3)\n    verl_ray.nothing()\n"
+    (elsewhere / "wrong.py").write_text(PROGRAM + wrong)
+    said = run(*mypy, "wrong.py", cwd=elsewhere, returncode=1).stdout
+    kinds = re.findall(r"\[([\w-]+)\]$", said, re.MULTILINE)
+    assert kinds == ["assignment", "arg-type", "attr-defined"], said
 
 
 def test_pre_commit_checks_what_just_lint_checks() -> None:
