@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
@@ -401,3 +402,45 @@ class TestPrograms(SharedGroups):
                     unread.append((group.get_kept.submit().result, kept))
         for look, expected in choice.sample(unread, len(unread)):
             assert look() == expected
+
+    def test_threads_and_an_event_loop_use_one_group_at_once(
+        self, backend: Backend, group: Any, single: Any
+    ) -> None:
+        together = threading.Barrier(5)
+        turns = range(8)
+
+        def call() -> None:
+            for turn in turns:
+                data = batch(5, first=100 * turn, auto_padding=True)
+                assert ids_of(group.rows(data)) == ids_of(data)
+
+        def hand_on() -> None:
+            for turn in turns:
+                data = batch(4, first=1000 * turn)
+                made = single.rows.options(blocking=False)(group.rows.options(blocking=False)(data))
+                assert ids_of(backend.resolved(made)) == ids_of(data)
+
+        def stream() -> None:
+            for turn in turns:
+                expected = [(rank, (rank, turn, "streamed")) for rank in range(4)]
+                assert sorted(group.one_to_all.stream(turn, "streamed")) == expected
+
+        def fail() -> None:
+            for turn in turns:
+                with pytest.raises(WorkerGroupError, match=f"on rank {turn % 4}[\\s\\S]*turn {turn}"):
+                    group.raise_on(turn % 4, f"turn {turn}")
+
+        async def await_all() -> None:
+            together.wait(60)
+            futures = [group.one_to_all.submit(turn) for turn in turns]
+            assert [await each for each in futures] == [[(r, turn, None) for r in range(4)] for turn in turns]
+
+        def at_once(work: Callable[[], None]) -> None:
+            together.wait(60)
+            work()
+
+        with ThreadPoolExecutor() as threads:
+            works = [threads.submit(at_once, work) for work in (call, hand_on, stream, fail)]
+            asyncio.run(await_all())
+            for work in works:
+                work.result(60)
