@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RayActorError
 from verl_dispatch import Dispatch, Worker, WorkerGroupError, register
 from verl_ray import (
     RayClassWithInitArgs,
@@ -170,6 +172,7 @@ print(*group.worker_names)
         wrong.restart()
     group = attach(worker_names=names)
     ray.kill(group.workers[1])
+    wait_until_gone(group.workers[1])
     with pytest.raises(WorkerGroupError, match="rank 1"):
         group.add()
     with pytest.raises(WorkerGroupError, match=r"broken .* call restart\(\)"):
@@ -182,6 +185,13 @@ print(*group.worker_names)
     assert attach(worker_names=group.worker_names).add() == [(0, 2), (1, 2)]
     destroy_detached(group.worker_names, placement_groups=True)
     assert wait_until_free(30.0, before) == before
+
+
+def wait_until_gone(handle: Any) -> None:
+    """Ray ends the worker of another driver some time after `ray.kill`."""
+    with contextlib.suppress(RayActorError):
+        while True:
+            ray.get(handle.__ray_ready__.remote())
 
 
 def test_a_fork_of_the_driver_is_told_so_and_does_not_wait_for_ever(

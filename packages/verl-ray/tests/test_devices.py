@@ -147,7 +147,7 @@ def test_the_workers_own_device_is_current_for_its_constructor_and_its_async_met
     monkeypatch.setattr(torch.accelerator, "set_device_index", happened.append)
     monkeypatch.setattr(host, "_set_device_masks", lambda resource: index)
     monkeypatch.setattr(
-        host, "_report", lambda info, born, took: host.WorkerReport(info, "", "", 0, born, 0.0, took)
+        host, "_report", lambda who, born, took: host.WorkerReport(who, "", "", 0, born, 0.0, took)
     )
     worker: Any = derive_actor_class(Listed)()
     assignment = host.Assignment(RankInfo(0, 1), "GPU")

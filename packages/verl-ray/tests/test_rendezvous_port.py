@@ -36,23 +36,30 @@ def _is_free(port: int) -> bool:
     return True
 
 
+def _hold(request: RendezvousRequest) -> tuple[Rendezvous, socket.socket]:
+    meeting, holder = choose_rendezvous(request, LOCAL)
+    assert holder is not None
+    return meeting, holder
+
+
 def test_groups_of_one_range_get_different_ports_without_using_them() -> None:
     first = _free_run(4)
     request = RendezvousRequest(master_port_range=(first, first + 4))
-    held = [choose_rendezvous(request, LOCAL) for _ in range(4)]
-    assert sorted(each.rendezvous.port for each in held) == list(range(first, first + 4))
+    meetings, holders = zip(*(_hold(request) for _ in range(4)), strict=True)
+    assert sorted(each.port for each in meetings) == list(range(first, first + 4))
     with pytest.raises(ResourceUnavailable, match=f"{first}-{first + 4} on {LOCAL}"):
         choose_rendezvous(request, LOCAL)
-    for each in held:
-        each.close()
-        each.close()
-    with choose_rendezvous(request, LOCAL) as again:
-        assert again.rendezvous == Rendezvous(LOCAL, first)
+    for holder in holders:
+        holder.close()
+    again, holder = _hold(request)
+    with holder:
+        assert again == Rendezvous(LOCAL, first)
 
 
 def test_a_held_port_is_refused_to_strangers_and_given_to_torch() -> None:
-    with choose_rendezvous(RendezvousRequest(), LOCAL) as held:
-        port = held.rendezvous.port
+    meeting, holder = _hold(RendezvousRequest())
+    with holder:
+        port = meeting.port
         assert not _is_free(port)
         store = TCPStore(LOCAL, port, 1, True, timeout=timedelta(seconds=10), wait_for_workers=False)
         store.set("key", "value")
@@ -63,8 +70,8 @@ def test_a_held_port_is_refused_to_strangers_and_given_to_torch() -> None:
 
 
 def test_a_named_meeting_point_is_taken_as_it_is() -> None:
-    with choose_rendezvous(RendezvousRequest(master_addr="[fe80::1]", master_port="29500"), LOCAL) as held:
-        assert held.rendezvous == Rendezvous("fe80::1", 29500)
+    request = RendezvousRequest(master_addr="[fe80::1]", master_port="29500")
+    assert choose_rendezvous(request, LOCAL) == (Rendezvous("fe80::1", 29500), None)
 
 
 @pytest.mark.parametrize(

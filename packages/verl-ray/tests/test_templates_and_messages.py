@@ -25,7 +25,7 @@ from verl_ray.calls.packing import Packer, is_worth_storing
 from verl_ray.group import launch
 from verl_ray.wire.message import ONE_READER, Answer, Slot, open_message, prepare_answer
 from verl_ray.worker.actor import ANY_METHOD, create_colocated_worker_cls, derive_actor_class, routes_of
-from verl_ray.worker.host import Host, WorkerReport, startup_times
+from verl_ray.worker.host import Assignment, Host, WorkerReport, startup_times
 
 REMOTE: Any = ray.remote
 METHOD: Any = ray.method
@@ -241,13 +241,13 @@ def test_answers_come_as_asked() -> None:
 
 def test_the_slowest_rank_is_the_one_ready_last() -> None:
     def report(rank: int, loaded_at: float, imports_s: float, constructor_s: float) -> WorkerReport:
-        info = RankInfo(rank=rank, world_size=2)
-        return WorkerReport(info, "n", "ip", 1, loaded_at, imports_s, constructor_s)
+        who = Assignment(RankInfo(rank=rank, world_size=2))
+        return WorkerReport(who, "n", "ip", 1, loaded_at, imports_s, constructor_s)
 
     times = startup_times([report(0, 11.0, 2.0, 0.5), report(1, 10.0, 1.0, 4.0)], requested_at=10.0)
-    assert (times.processes_s, times.imports_s, times.init_s) == (1.0, 2.0, 4.0)
-    assert (times.actors_s, times.slowest_rank, times.constructors_s) == (3.0, 1, (0.5, 4.0))
-    assert startup_times([report(0, 5.0, 0.0, 0.0)], requested_at=10.0).processes_s == 0.0
+    assert (times["processes_s"], times["imports_s"], times["init_s"]) == (1.0, 2.0, 4.0)
+    assert (times["actors_s"], times["slowest_rank"], times["constructors_s"]) == (3.0, 1, (0.5, 4.0))
+    assert startup_times([report(0, 5.0, 0.0, 0.0)], requested_at=10.0)["processes_s"] == 0.0
 
 
 def test_importing_the_package_imports_no_tensordict() -> None:

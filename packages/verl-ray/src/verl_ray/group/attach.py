@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import ray
@@ -13,15 +14,14 @@ from verl_protocol.errors import InvalidTypeError, short
 
 from verl_ray.calls.futures import AnswerPart, fetch_answers
 from verl_ray.errors import AttachError, unusable
-from verl_ray.group.launch import end
-from verl_ray.group.setup import places_again
+from verl_ray.group.launch import end, spec_again
 from verl_ray.group.worker_set import WorkerSet
 from verl_ray.pools.cluster import ensure_ray_started, placement_groups_of
 from verl_ray.pools.placement import release
 from verl_ray.worker.actor import RayClassWithInitArgs
 from verl_ray.worker.host import WorkerReport
 
-__all__ = ["attach", "attach_by_handle", "attach_by_name", "destroy_detached"]
+__all__ = ["attach", "destroy_detached"]
 
 
 def attach(
@@ -31,49 +31,45 @@ def attach(
     template: RayClassWithInitArgs[Any],
     timeout_s: float,
 ) -> WorkerSet:
-    """Running workers: by handle where handles are given, else by name."""
-    if handles is not None:
-        return attach_by_handle(group, handles, timeout_s)
-    return attach_by_name(group, texts("worker_names", names), template, timeout_s)
-
-
-def attach_by_name(
-    group: str, names: Sequence[str], template: RayClassWithInitArgs[Any], timeout_s: float
-) -> WorkerSet:
-    """All workers of one group, in the order of the ranks they report; detached ones may be restarted.
+    """Running workers: any by handle, in this order, maybe one more than once; or all of a group by name, in
+    the order of their ranks, and detached ones may be restarted.
 
     Raises:
-        AttachError: a name is unknown, a rank is missing or comes twice, or a worker does not answer.
+        AttachError: no handles, a name is unknown, a rank is missing or comes twice, or a worker does not
+            answer or was not started by a group.
     """
+    if handles is None:
+        return _attach_by_name(group, texts("worker_names", names), template, timeout_s)
+    if not isinstance(handles, Sequence):
+        raise InvalidTypeError(f"worker_handles must be a list of actor handles, got {short(handles)}")
     ensure_ray_started()
-    handles = [_handle(name) for name in names]
+    if not handles:
+        raise AttachError("worker_handles is empty", "give at least one")
+    reports = _reports(handles, [f"worker_handles[{index}]" for index in range(len(handles))], timeout_s)
+    return WorkerSet.attached(group, handles, [f"{group}_{index}" for index in range(len(handles))], reports)
+
+
+def _attach_by_name(
+    group: str, names: Sequence[str], template: RayClassWithInitArgs[Any], timeout_s: float
+) -> WorkerSet:
+    ensure_ray_started()
+    handles = [_actor(name) for name in names]
+    if None in handles:
+        raise AttachError(
+            f"no actor named {names[handles.index(None)]!r} in namespace {_namespace()!r}",
+            "give the names of living workers, and connect with ray.init(namespace=...) to their namespace",
+        )
     reports = _reports(handles, names, timeout_s)
     _check_ranks(reports, names)
-    order = sorted(range(len(names)), key=lambda index: reports[index].rank_info.rank)
+    order = sorted(range(len(names)), key=lambda index: reports[index].assignment.rank_info.rank)
+    origin = reports[0].assignment.origin
     return WorkerSet.attached(
         group,
         [handles[i] for i in order],
         [names[i] for i in order],
         [reports[i] for i in order],
-        find_places=places_again(reports[0].origin, template),
+        find_spec=partial(spec_again, origin, template) if origin else None,
     )
-
-
-def attach_by_handle(group: str, handles: Sequence[Any], timeout_s: float) -> WorkerSet:
-    """Any workers, in this order; a handle may come more than once.
-
-    Raises:
-        AttachError: no handles, or a worker does not answer or was not started by a group.
-    """
-    if not isinstance(handles, Sequence):
-        raise InvalidTypeError(f"worker_handles must be a list of actor handles, got {short(handles)}")
-    ensure_ray_started()
-    titles = [f"worker_handles[{index}]" for index in range(len(handles))]
-    if not handles:
-        raise AttachError("worker_handles is empty", "give at least one")
-    reports = _reports(handles, titles, timeout_s)
-    names = [f"{group}_{index}" for index in range(len(handles))]
-    return WorkerSet.attached(group, handles, names, reports)
 
 
 def destroy_detached(worker_names: Sequence[str], *, placement_groups: bool = False) -> None:
@@ -97,35 +93,26 @@ def destroy_detached(worker_names: Sequence[str], *, placement_groups: bool = Fa
         raise unusable(
             "worker_names", names, "names of actors that were on a placement group, in this namespace"
         )
-    handles = []
-    for name in names:
-        try:
-            handles.append(ray.get_actor(name))
-        except ValueError:
-            _refuse_anonymous_namespace(name)
-    end(handles)
+    end([handle for handle in map(_actor, names) if handle is not None])
     release(groups)
 
 
-def _handle(name: str) -> Any:
+def _actor(name: str) -> Any:
+    """The actor of this name, None where there is none in this namespace, if the driver chose that."""
     try:
         return ray.get_actor(name)
     except ValueError:
-        _refuse_anonymous_namespace(name)
-        raise AttachError(
-            f"no actor named {name!r} in namespace {ray.get_runtime_context().namespace!r}",
-            "give the names of living workers, and connect with ray.init(namespace=...) to their namespace",
-        ) from None
+        # Ray gives a driver that names no namespace one of its own, with a random UUID.
+        if (namespace := _namespace()).count("-") == 4:
+            raise AttachError(
+                f"this driver is in the anonymous namespace {namespace!r}, where there is no actor {name!r}",
+                "connect with ray.init(namespace=...) to the namespace of the workers",
+            ) from None
+        return None
 
 
-def _refuse_anonymous_namespace(name: str) -> None:
-    namespace = str(ray.get_runtime_context().namespace)
-    # Ray gives a driver that names no namespace one of its own, with a random UUID.
-    if namespace.count("-") == 4:
-        raise AttachError(
-            f"this driver is in the anonymous namespace {namespace!r}, where there is no actor {name!r}",
-            "connect with ray.init(namespace=...) to the namespace of the workers",
-        ) from None
+def _namespace() -> str:
+    return str(ray.get_runtime_context().namespace)
 
 
 def _reports(handles: Sequence[Any], titles: Sequence[str], timeout_s: float) -> list[WorkerReport]:
@@ -148,8 +135,9 @@ def _reports(handles: Sequence[Any], titles: Sequence[str], timeout_s: float) ->
 def _check_ranks(reports: Sequence[WorkerReport], names: Sequence[str]) -> None:
     if not reports:
         raise AttachError("worker_names is empty", "name all workers of the group")
-    ranks = Counter(report.rank_info.rank for report in reports)
-    sizes = {report.rank_info.world_size for report in reports}
+    infos = [report.assignment.rank_info for report in reports]
+    ranks = Counter(info.rank for info in infos)
+    sizes = {info.world_size for info in infos}
     missing = [f"rank {rank} missing" for rank in range(max(sizes)) if rank not in ranks]
     twice = [f"rank {rank} comes {count} times" for rank, count in sorted(ranks.items()) if count > 1]
     mixed = [f"world sizes differ: {sorted(sizes)}"] if len(sizes) > 1 else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import math
+import secrets
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +29,7 @@ from verl_ray.calls.stale import refuse_retired
 from verl_ray.errors import unusable
 from verl_ray.group.attach import attach
 from verl_ray.group.executor import Executor
-from verl_ray.group.setup import GroupRequest, hire, random_prefix
+from verl_ray.group.launch import LaunchSpec, runtime_env_of
 from verl_ray.group.worker_set import Death, Watch, WorkerSet
 from verl_ray.pools.pool import RayResourcePool
 from verl_ray.wire.message import check_picklable
@@ -156,7 +157,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         super().__init__(resource_pool)
         self._registered_methods(ray_cls_with_init.user_class)
         self._keeps_order = not ray_cls_with_init.interleaves()
-        self.name_prefix: str = text("name_prefix", name_prefix or random_prefix())
+        self.name_prefix: str = text("name_prefix", name_prefix or f"group_{secrets.token_hex(3)}")
         self.answers_stay_remote: bool = flag("remote", remote)
         if flag("metrics", metrics):
             self._observers.append(CallMetrics())
@@ -169,7 +170,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
             worker_set = attach(self.name_prefix, worker_names, worker_handles, ray_cls_with_init, timeout_s)
             self._adopt(worker_set, ray_cls_with_init.user_class, None)
             return
-        request = GroupRequest(
+        spec = LaunchSpec(
             name=self.name_prefix,
             pool=resource_pool,
             template=ray_cls_with_init,
@@ -178,14 +179,13 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
             device_name=device_name,
             detached=self.is_detached,
             use_gpu=None if use_gpu is None else flag("use_gpu", use_gpu),
-            worker_env=worker_env,
-            forward_env=forward_env,
-            profile_steps=profile_steps,
-            worker_nsight_options=worker_nsight_options,
             timeout_s=timeout_s,
             grace_s=self._grace_s,
+            runtime_env=runtime_env_of(
+                ray_cls_with_init, worker_env, forward_env, profile_steps, worker_nsight_options
+            ),
         )
-        self._adopt(hire(request), ray_cls_with_init.user_class, None)
+        self._adopt(WorkerSet(spec.name, spec), ray_cls_with_init.user_class, None)
         self._start(wait)
 
     def _start(self, wait: bool) -> None:
@@ -303,10 +303,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
 
         Empty for a group that was attached to.
         """
-        started = self._worker_set.started()
-        if started is None:
-            return {}
-        return {"placement_s": self._worker_set.placement_s, **started.times.as_dict()}
+        return self._worker_set.startup_times()
 
     # --- roles ---------------------------------------------------------------------------------------------
 

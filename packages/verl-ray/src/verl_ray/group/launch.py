@@ -1,5 +1,5 @@
-"""Starting the workers of a group: all actors at once, then one set-up call each, then a bounded wait for
-all.
+"""Starting the workers of a group: places on the pool, all actors at once, one set-up call each, then a
+bounded wait for all.
 
 The meeting point is chosen in rank 0's process and reaches the others as a reference, so nothing here waits
 for it.
@@ -9,31 +9,58 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
 import ray
+from ray import cloudpickle
 from ray._private.ray_constants import RAY_ENABLE_UV_RUN_RUNTIME_ENV
 from ray.exceptions import ActorAlreadyExistsError, RayError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.planning.options import Labels
 from verl_dispatch.planning.plan import RankCall, unpicklable
+from verl_dispatch.workers.rank import RankInfo
+from verl_protocol.errors import InvalidValueError
 from verl_protocol.futures.parts import Deadline
 
 from verl_ray.calls.failures import describe_failures, maker_of_actor, survey
 from verl_ray.calls.futures import AnswerPart, PartsArriving
 from verl_ray.calls.packing import Arguments, Packer
-from verl_ray.errors import NameTakenError, NodeLost, ResourceUnavailable, StartTimeout
-from verl_ray.pools.cluster import actor_state, actors_on
+from verl_ray.errors import (
+    NameTakenError,
+    NodeLost,
+    NotTheOwnerError,
+    ResourceUnavailable,
+    StartTimeout,
+    unusable,
+)
+from verl_ray.pools.cluster import actor_state, actors_on, job_runs
+from verl_ray.pools.ordering import local_ranks
+from verl_ray.pools.pool import RayResourcePool
+from verl_ray.pools.shares import Share, demand_of_options
+from verl_ray.pools.slots import Slot
 from verl_ray.wire.message import ONE_READER, check_picklable
 from verl_ray.wire.refs import connection
-from verl_ray.worker.actor import CLEAN_UP, RayClassWithInitArgs
-from verl_ray.worker.host import Assignment, StartupTimes, WorkerReport, startup_times
-from verl_ray.worker.rendezvous import Rendezvous, RendezvousRequest
+from verl_ray.worker.actor import CLEAN_UP, RayClassWithInitArgs, check_transports
+from verl_ray.worker.environment import checked_env, forwarded_env, merge_settings
+from verl_ray.worker.host import Assignment, WorkerReport
+from verl_ray.worker.rendezvous import RendezvousRequest
 
-__all__ = ["LaunchSpec", "Launched", "Started", "await_start", "end", "launch"]
+__all__ = [
+    "Launch",
+    "LaunchSpec",
+    "Places",
+    "await_start",
+    "end",
+    "launch",
+    "runtime_env_of",
+    "spec_again",
+]
 
 
 _log = logging.getLogger("verl_ray")
@@ -51,46 +78,177 @@ _THROUGH_UV = (
 )
 
 
-@dataclass(frozen=True)
-class LaunchSpec:
-    """All that is needed to start the workers of a group, the first time and again.
+class Places(NamedTuple):
+    """Where the workers of a group are to run.
 
     Attributes:
-        group: name of the group, for messages.
-        template: the class and its constructor's arguments.
-        options: Ray options of each rank's actor, without its name.
-        names: each rank's actor name.
-        assignments: each rank's identity.
-        rendezvous: what the user said about the meeting point.
-        timeout_s: seconds allowed from the request to the last worker's constructor.
-        grace_s: seconds that other ranks get to answer after a first one failed.
-        lost_nodes: ids of nodes that held a place of the group and are gone.
+        slots: one a rank.
+        share: of these slots, to be given back.
+        placement_s: seconds it took to get the slots.
     """
 
-    group: str
-    template: RayClassWithInitArgs[Any]
-    options: tuple[Mapping[str, Any], ...] = field(repr=False)
-    names: tuple[str, ...]
-    assignments: tuple[Assignment, ...]
-    rendezvous: RendezvousRequest
-    timeout_s: float
-    grace_s: float
-    lost_nodes: Callable[[], Sequence[str]]
-
-    @property
-    def world_size(self) -> int:
-        """How many workers the group has."""
-        return len(self.names)
-
-    def names_of(self, launch: int) -> tuple[str, ...]:
-        """Actor names of a launch; Ray frees a name only some time after its actor is gone."""
-        return self.names if launch == 0 else tuple(f"{name}_g{launch}" for name in self.names)
+    slots: tuple[Slot, ...]
+    share: Share
+    placement_s: float
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchSpec:
+    """What was asked of a group, checked before anything starts: all that is needed to start its workers, the
+    first time and again.
+
+    Attributes:
+        strategy: how the pool is to be reserved, if it matters.
+        timeout_s: seconds allowed from the request to the last worker's constructor.
+        grace_s: seconds that other ranks get to answer after a first one failed.
+        runtime_env: of every actor; empty where the user asked for nothing, which starts faster.
+        mark: keeps the workers' names apart from those of others. Detached workers are looked up by theirs,
+            which have none.
+
+    Raises:
+        ValueError: two parameters contradict each other, or one cannot be honoured.
+    """
+
+    name: str
+    pool: RayResourcePool
+    template: RayClassWithInitArgs[Any]
+    rendezvous: RendezvousRequest
+    strategy: str | None
+    device_name: str | None
+    timeout_s: float
+    grace_s: float
+    detached: bool
+    use_gpu: bool | None
+    runtime_env: Mapping[str, Any] = field(repr=False)
+    mark: str = field(default_factory=partial(secrets.token_hex, 4))
+
+    def __post_init__(self) -> None:
+        if self.detached and not self.pool.detached:
+            raise InvalidValueError(
+                f"group {self.name!r}: detached workers need a detached pool, or Ray ends them with the "
+                "pool; make the pool with RayResourcePool(..., detached=True)"
+            )
+        if self.use_gpu and not self.pool.use_gpu:
+            raise unusable("use_gpu", True, "False or nothing on a CPU pool")
+        check_transports(
+            self.template.user_class, self.accelerator, self.template.user_options(), self.detached
+        )
+
+    @property
+    def accelerator(self) -> str | None:
+        """The Ray resource that each worker gets a share of."""
+        # Until the pool is placed it does not know the device that this group says.
+        return None if self.use_gpu is False else self.pool.spec.accelerator_on(self.device_name)
+
+    def find_places(self) -> Places:
+        """Take a share of the pool's slots, which are reserved first where they are not, or not any more.
+
+        Raises:
+            ResourceUnavailable: the cluster cannot place the pool, or it has no room for another group.
+        """
+        begin = time.perf_counter()
+        slots = self.pool.place(self.strategy, self.device_name)
+        placement_s = time.perf_counter() - begin
+        return Places(slots, self.pool.acquire(self.name, demand_of_options(self.options())), placement_s)
+
+    def options(self) -> dict[str, Any]:
+        """Ray options that all actors of the group have in common, once the pool is placed."""
+        user, share = self.template.user_options(), self.pool.worker_options()
+        if self.accelerator is None:
+            share = {"num_cpus": share["num_cpus"], "num_gpus": 0}
+        joined = {
+            "resources": {**share.get("resources", {}), **user.get("resources", {})},
+            "runtime_env": dict(self.runtime_env),
+            "lifetime": "detached" if self.detached else None,
+        }
+        return {**share, **user} | {name: value for name, value in joined.items() if value}
+
+    def names(self, number: int) -> tuple[str, ...]:
+        """Actor names of a launch; Ray frees a name only some time after its actor is gone."""
+        end = ("" if self.detached else f"_{self.mark}") + (f"_g{number}" if number else "")
+        stem = f"{self.name}_{self.template.user_class.__name__}"
+        return tuple(f"{stem}_{rank}{end}" for rank in range(self.pool.world_size))
+
+    def assignments(self, slots: Sequence[Slot], number: int) -> list[Assignment]:
+        """Who each worker of a launch is, without the meeting point."""
+        ranks = enumerate(local_ranks([slot.node_key for slot in slots]))
+        accelerator, origin = self.accelerator, self._origin()
+        return [
+            Assignment(
+                RankInfo(
+                    rank=rank,
+                    world_size=len(slots),
+                    local_rank=local_rank,
+                    local_world_size=local_world_size,
+                    group_prefix=self.name,
+                    backend="ray",
+                ),
+                accelerator,
+                origin,
+                number,
+            )
+            for rank, (local_rank, local_world_size) in ranks
+        ]
+
+    def _origin(self) -> bytes:
+        """All but the template, for whoever attaches; b"" where the workers end with this driver."""
+        if not self.detached:
+            return b""
+        facts = {name: value for name, value in vars(self).items() if name != "template"}
+        dumps: Callable[..., bytes] = cloudpickle.dumps  # pyright: ignore[reportPrivateImportUsage]
+        return dumps((ray.get_runtime_context().get_job_id(), facts))
+
+
+def spec_again(origin: bytes, template: RayClassWithInitArgs[Any]) -> LaunchSpec:
+    """How workers are started whose driver has ended.
+
+    Raises:
+        NotTheOwnerError: that driver still runs.
+        TypeError: the template has not the arguments that its constructor takes.
+    """
+    job, facts = cloudpickle.loads(origin)
+    if job_runs(job):
+        raise NotTheOwnerError(
+            f"restart() on group {facts['name']!r}: it was attached to, and the driver that started it "
+            f"(job {job}) still runs; restart it there"
+        )
+    template.check_arguments()
+    return LaunchSpec(template=template, **facts)
+
+
+def runtime_env_of(
+    template: RayClassWithInitArgs[Any],
+    worker_env: Mapping[str, str] | None,
+    forward_env: Iterable[str] | None,
+    profile_steps: Sequence[int] | None,
+    worker_nsight_options: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The runtime environment of every actor, from all who have a say.
+
+    Raises:
+        ValueError: a rank or device variable, or two sources disagree.
+    """
+    if profile_steps and worker_nsight_options is None:
+        raise unusable("worker_nsight_options", None, "a dict, as profile_steps is given")
+    given = template.user_options().get("runtime_env")
+    if given:
+        checked_env("runtime_env", given.get("env_vars"))
+    variables = merge_settings(
+        worker_env=checked_env("worker_env", worker_env), forward_env=forwarded_env(forward_env, os.environ)
+    )
+    return merge_settings(
+        options=given,
+        worker_env={"env_vars": variables} if variables else {},
+        worker_nsight_options={"nsight": dict(worker_nsight_options or {})} if profile_steps else {},
+    )
+
+
+@dataclass(frozen=True)
+class Launch:
     """Actors that are starting."""
 
+    spec: LaunchSpec
+    slots: tuple[Slot, ...]
     handles: tuple[Any, ...]
     names: tuple[str, ...]
     meeting: Any
@@ -99,44 +257,41 @@ class Launched:
     deadline: float
 
 
-@dataclass(frozen=True)
-class Started:
-    """What all workers said after their constructors."""
-
-    reports: Mapping[int, WorkerReport]
-    rendezvous: Rendezvous
-    times: StartupTimes
-
-
-def launch(spec: LaunchSpec, number: int) -> Launched:
+def launch(spec: LaunchSpec, slots: tuple[Slot, ...], number: int) -> Launch:
     """Request all actors and send their set-up calls, for the time of this number; returns at once."""
     requested_at, deadline = time.time(), time.monotonic() + spec.timeout_s
-    names = spec.names_of(number)
+    options, names = spec.options(), spec.names(number)
     handles: list[Any] = []
     try:
-        for rank, (options, name) in enumerate(zip(spec.options, names, strict=True)):
-            handles.append(_start_actor(spec, options, name, rank))
+        for rank, (slot, name) in enumerate(zip(slots, names, strict=True)):
+            place = PlacementGroupSchedulingStrategy(
+                slot.placement_group, placement_group_bundle_index=slot.bundle_index
+            )
+            own = {**options, "scheduling_strategy": place, "name": name}
+            handles.append(_start_actor(spec, own, rank))
         meeting = handles[0]._verl_open_rendezvous.remote(spec.rendezvous)
-        set_ups = _send_set_ups(spec, handles, meeting, number)
+        set_ups = _send_set_ups(spec, handles, spec.assignments(slots, number), meeting)
     except BaseException:
         end(handles)
         raise
-    return Launched(tuple(handles), names, meeting, set_ups, requested_at, deadline)
+    return Launch(spec, slots, tuple(handles), names, meeting, set_ups, requested_at, deadline)
 
 
-def _start_actor(spec: LaunchSpec, options: Mapping[str, Any], name: str, rank: int) -> Any:
-    label = f"{spec.group} {spec.template.user_class.__name__} rank {rank}"
+def _start_actor(spec: LaunchSpec, options: Mapping[str, Any], rank: int) -> Any:
+    label = f"{spec.name} {spec.template.user_class.__name__} rank {rank}"
     try:
-        return spec.template.remote({**options, "name": name}, label)
+        return spec.template.remote(options, label)
     except ActorAlreadyExistsError:
         raise NameTakenError(
-            f"group {spec.group!r} cannot start a worker named {name!r}: one of that name lives already; "
-            "choose another name_prefix, attach to it with RayWorkerGroup.from_detached(worker_names=[...]), "
-            "or end it with destroy_detached([...])"
+            f"group {spec.name!r} cannot start a worker named {options['name']!r}: one of that name lives "
+            "already; choose another name_prefix, attach to it with "
+            "RayWorkerGroup.from_detached(worker_names=[...]), or end it with destroy_detached([...])"
         ) from None
 
 
-def _send_set_ups(spec: LaunchSpec, handles: Sequence[Any], meeting: Any, number: int) -> tuple[Any, ...]:
+def _send_set_ups(
+    spec: LaunchSpec, handles: Sequence[Any], assignments: Sequence[Assignment], meeting: Any
+) -> tuple[Any, ...]:
     args, kwargs = spec.template.constructor_arguments()
     call = RankCall(0, args, kwargs)
     arguments = Arguments([call] * len(handles))
@@ -150,13 +305,13 @@ def _send_set_ups(spec: LaunchSpec, handles: Sequence[Any], meeting: Any, number
                 raise named from None
         raise
     return tuple(
-        handle._verl_set_up.remote(replace(assignment, launch=number), meeting, message, *refs)
-        for handle, assignment in zip(handles, spec.assignments, strict=True)
+        handle._verl_set_up.remote(assignment, meeting, message, *refs)
+        for handle, assignment in zip(handles, assignments, strict=True)
     )
 
 
-def await_start(spec: LaunchSpec, launched: Launched) -> Started:
-    """Wait until every constructor has run.
+def await_start(launched: Launch) -> list[WorkerReport]:
+    """What all workers say after their constructors, in rank order.
 
     Raises:
         WorkerGroupError: a constructor raised or a worker died; names every failed rank.
@@ -165,18 +320,17 @@ def await_start(spec: LaunchSpec, launched: Launched) -> Started:
         ResourceUnavailable: no port for the meeting point.
     """
     try:
-        reports = _reports(spec, launched)
-        rendezvous: Any = ray.get(launched.meeting)
+        return _reports(launched)
     except (RayError, TimeoutError) as error:
-        raise _start_failure(spec, launched, error) from None
-    return Started(dict(enumerate(reports)), rendezvous, startup_times(reports, launched.requested_at))
+        raise _start_failure(launched, error) from None
 
 
-def _reports(spec: LaunchSpec, launched: Launched) -> list[WorkerReport]:
+def _reports(launched: Launch) -> list[WorkerReport]:
     """What all workers say, while the cluster is looked at from time to time.
 
     A long wait is logged twice: as news, and as a warning where half of the time allowed is over.
     """
+    spec = launched.spec
     warned_after = min(_WARNED_AFTER_S, spec.timeout_s / 2)
     notices = [(min(_SAID_AFTER_S, warned_after), logging.INFO), (warned_after, logging.WARNING)]
     parts = [AnswerPart(ref) for ref in launched.set_ups]
@@ -189,25 +343,25 @@ def _reports(spec: LaunchSpec, launched: Launched) -> list[WorkerReport]:
         except TimeoutError as error:
             if left <= _LOOK_S or isinstance(error, RayError):
                 raise
-        if lost := spec.lost_nodes():
-            raise NodeLost(spec.group, _START, lost)
+        if lost := spec.pool.lost_nodes():
+            raise NodeLost(spec.name, _START, lost)
         waited = time.time() - launched.requested_at
         while notices and waited >= notices[0][0]:
             _, level = notices.pop(0)
-            _log.log(level, "group %r: after %.0f s %s", spec.group, waited, _still_missing(spec, launched))
+            _log.log(level, "group %r: after %.0f s %s", spec.name, waited, _still_missing(launched))
 
 
-def _still_missing(spec: LaunchSpec, launched: Launched) -> str:
+def _still_missing(launched: Launch) -> str:
     """Who is waited for, and what for: a place, a process, its imports, or the user's constructor."""
     stages: dict[str, list[int]] = {}
     silent = survey(launched.set_ups, 0.0).silent
     for rank in silent:
         stages.setdefault(_stage(launched.handles[rank]), []).append(rank)
     told = [f"ranks {ranks} are still {stage}" for stage, ranks in stages.items()]
-    return "; ".join([*told, *_in_the_way(spec, launched, silent)])
+    return "; ".join([*told, *_in_the_way(launched, silent)])
 
 
-def _in_the_way(spec: LaunchSpec, launched: Launched, ranks: Sequence[int]) -> list[str]:
+def _in_the_way(launched: Launch, ranks: Sequence[int]) -> list[str]:
     """The actors on the places that these ranks wait for, but for those of groups that have a share there.
 
     A group that was dropped gave its share back, while Ray lets its actors live as long as somebody holds a
@@ -216,8 +370,7 @@ def _in_the_way(spec: LaunchSpec, launched: Launched, ranks: Sequence[int]) -> l
     found: list[str] = []
     for rank in ranks:
         if actor_state(launched.handles[rank]._actor_id.hex()) == "PENDING_CREATION":
-            place = spec.options[rank]["scheduling_strategy"]
-            there = actors_on(place.placement_group.id.hex(), place.placement_group_bundle_index)
+            there = actors_on(*launched.slots[rank].key)
             strangers = [
                 f"{name}, id {actor}" for actor, name in there.items() if maker_of_actor(actor) is None
             ]
@@ -236,10 +389,11 @@ def _stage(handle: Any) -> str:
     return f"{state}, in Ray's words"
 
 
-def _start_failure(spec: LaunchSpec, launched: Launched, error: Exception) -> Exception:
+def _start_failure(launched: Launch, error: Exception) -> Exception:
+    spec = launched.spec
     if not isinstance(error, RayError):
         silent = survey(launched.set_ups, 0.0).silent
-        return StartTimeout(spec.group, spec.timeout_s, silent, _in_the_way(spec, launched, silent))
+        return StartTimeout(spec.name, spec.timeout_s, silent, _in_the_way(launched, silent))
     # Every other rank waits for rank 0's answer about the meeting point, and fails for want of it.
     found = survey([launched.meeting], 0.0)
     if found.errors:
@@ -249,9 +403,9 @@ def _start_failure(spec: LaunchSpec, launched: Launched, error: Exception) -> Ex
     else:
         found = survey(launched.set_ups, spec.grace_s)
     failures = describe_failures(found.errors, {})
-    if found.lost_a_worker and (lost := spec.lost_nodes()):
-        return NodeLost(spec.group, _START, lost, failures, found.silent)
-    return WorkerGroupError(spec.group, _START, failures, found.silent)
+    if found.lost_a_worker and (lost := spec.pool.lost_nodes()):
+        return NodeLost(spec.name, _START, lost, failures, found.silent)
+    return WorkerGroupError(spec.name, _START, failures, found.silent)
 
 
 def end(handles: Sequence[Any]) -> None:

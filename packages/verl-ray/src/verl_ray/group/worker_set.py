@@ -20,12 +20,11 @@ from verl_dispatch.workers.rank import RankInfo
 from verl_ray.calls.failures import began_with, describe_failures, explained, given_to, is_gone, remember
 from verl_ray.calls.stale import retire
 from verl_ray.errors import NodeLost, NotTheOwnerError, StaleFutureError
-from verl_ray.group.launch import Launched, LaunchSpec, Started, await_start, end, launch
-from verl_ray.pools.shares import Share
+from verl_ray.group.launch import Launch, LaunchSpec, Places, await_start, end, launch
 from verl_ray.wire.refs import connection, no_connection
-from verl_ray.worker.host import WorkerReport
+from verl_ray.worker.host import WorkerReport, startup_times
 
-__all__ = ["Death", "Places", "Watch", "WorkerSet"]
+__all__ = ["Death", "Watch", "WorkerSet"]
 
 
 _log = logging.getLogger(__name__)
@@ -34,52 +33,33 @@ _log = logging.getLogger(__name__)
 _RESTART_ATTEMPTS = 3
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where the workers of a group are to run: how to start them there, and the share of the pool they have.
-
-    Attributes:
-        spec: how to start the workers.
-        share: their share of the pool's slots, to be given back.
-        placement_s: seconds it took to get the slots.
-    """
-
-    spec: LaunchSpec
-    share: Share
-    placement_s: float
-
-
 class WorkerSet:
     """Handles, reports and state of a group's workers.
 
     Args:
         name: name of the group, for messages.
-        find_places: takes places on a pool, other ones where those were lost with a node; None for workers
-            that somebody else started.
-        pool_closed: whether the pool under the workers was shut down.
-        grace_s: seconds that other ranks get to answer after a first one failed.
+        spec: how they are started; None for workers that somebody else started.
+
+    Raises:
+        ResourceUnavailable: the cluster cannot place the pool, or the pool has no room for another group.
     """
 
-    def __init__(
-        self,
-        name: str,
-        find_places: Callable[[], Places] | None = None,
-        pool_closed: Callable[[], bool] = lambda: False,
-        grace_s: float = 2.0,
-    ) -> None:
+    def __init__(self, name: str, spec: LaunchSpec | None = None) -> None:
         self.name: str = name
-        self.grace_s: float = grace_s
+        self.grace_s: float = 2.0 if spec is None else spec.grace_s
         self.generation: int = 0
         self.handles: tuple[Any, ...] = ()
         self.names: tuple[str, ...] = ()
         self.watches: list[Watch] = []
-        self._find_places, self._pool_closed = find_places, pool_closed
-        self._owned = find_places is not None
-        self._places = find_places() if find_places is not None else None
+        self.owned: bool = spec is not None
+        """Whether these workers end with the group here."""
+        self._spec = spec
+        self._find_spec: Callable[[], LaunchSpec] | None = None
+        self._places: Places | None = None if spec is None else spec.find_places()
         self._cluster = connection()
         self._launches = 0
-        self._launched: Launched | None = None
-        self._started: Started | None = None
+        self._launched: Launch | None = None
+        self._times: dict[str, Any] = {}
         self._reports: Mapping[int, WorkerReport] = {}
         self._broken, self._restarting = "", False
         self._closed = False
@@ -97,12 +77,12 @@ class WorkerSet:
         names: Sequence[str],
         reports: Sequence[WorkerReport],
         generation: int = 0,
-        find_places: Callable[[], Places] | None = None,
+        find_spec: Callable[[], LaunchSpec] | None = None,
     ) -> WorkerSet:
-        """Workers that somebody else started; with `find_places`, they may be restarted here."""
+        """Workers that somebody else started; with `find_spec`, they may be restarted here."""
         found = cls(name)
-        found._find_places = find_places
-        found._launches = 1 + max((report.launch for report in reports), default=0)
+        found._find_spec = find_spec
+        found._launches = 1 + max((report.assignment.launch for report in reports), default=0)
         found.handles, found.names, found._reports = tuple(handles), tuple(names), dict(enumerate(reports))
         found.generation = generation
         remember(found, handles, generation)
@@ -117,7 +97,8 @@ class WorkerSet:
     @property
     def closed(self) -> bool:
         """Whether the set or its pool was shut down, or this process has left the cluster they are on."""
-        return self._closed or self._pool_closed() or self._left_cluster()
+        pool_closed = self._spec is not None and self._spec.pool.closed
+        return self._closed or pool_closed or self._left_cluster()
 
     def _left_cluster(self) -> bool:
         return self._cluster is not None and self._cluster != connection()
@@ -125,27 +106,18 @@ class WorkerSet:
     @property
     def world_size(self) -> int:
         """How many workers there are."""
-        return self._places.spec.world_size if self._places is not None else len(self.handles)
-
-    @property
-    def placement_s(self) -> float:
-        """Seconds that it took to get the slots."""
-        return self._places.placement_s if self._places is not None else 0.0
+        return len(self._places.slots) if self._places is not None else len(self.handles)
 
     def rank_info(self, rank: int) -> RankInfo:
         """Who a worker is, as it reports itself."""
         self.ready()
-        return self._reports[rank].rank_info
-
-    @property
-    def owned(self) -> bool:
-        """Whether these workers end with the group here."""
-        return self._owned
+        return self._reports[rank].assignment.rank_info
 
     def start(self) -> None:
         """Request the workers of this generation; returns at once."""
         with self._lock:
-            self._launched = launch(self._owned_places().spec, self._launches)
+            spec, places = self._own()
+            self._launched = launch(spec, places.slots, self._launches)
             self._launches += 1
             self.handles, self.names = self._launched.handles, self._launched.names
             remember(self, self.handles, self.generation)
@@ -171,17 +143,19 @@ class WorkerSet:
         if self._places is None or self._launched is None:
             return
         try:
-            self._started = await_start(self._places.spec, self._launched)
+            reports = await_start(self._launched)
         except WorkerGroupError:
             if ended := self._ended(self.generation):
                 raise WorkerGroupError(self.name, "__init__", reason=ended) from None
             raise
-        self._reports, self._launched = self._started.reports, None
+        stages = startup_times(reports, self._launched.requested_at)
+        self._times = {"placement_s": self._places.placement_s, **stages}
+        self._reports, self._launched = dict(enumerate(reports)), None
 
-    def started(self) -> Started | None:
-        """How the start went; None for workers that somebody else started."""
+    def startup_times(self) -> dict[str, Any]:
+        """Seconds that each stage of the start took; empty for workers that somebody else started."""
         self.ready()
-        return self._started
+        return dict(self._times)
 
     def check_usable(self, method: str) -> None:
         """Refuse calls that cannot be answered.
@@ -203,7 +177,7 @@ class WorkerSet:
                 reason=f"refused, because the group is broken by an earlier failure in {self._broken}; "
                 + (
                     "call restart() or shutdown()"
-                    if self._find_places is not None
+                    if self.owned or self._find_spec is not None
                     else "it was attached to: whoever started the workers restarts them, then attach anew"
                 ),
             )
@@ -276,7 +250,7 @@ class WorkerSet:
             ResourceUnavailable: a node was lost, and there is no room for its workers elsewhere.
         """
         with self._lock:
-            self._owned_places()
+            self._own()
             self._refuse_if_closed("restart")
             retire(self.handles, self.name, self.generation)
             with self._state:
@@ -304,10 +278,10 @@ class WorkerSet:
                     raise
 
     def _move_from_lost_nodes(self) -> None:
-        places = self._owned_places()
-        if self._find_places is not None and (places.share.released or places.spec.lost_nodes()):
+        spec, places = self._own()
+        if places.share.released or spec.pool.lost_nodes():
             places.share.release()
-            self._places = self._find_places()
+            self._places = spec.find_places()
 
     def _dismiss(self) -> None:
         """End the workers, and nothing else."""
@@ -349,15 +323,18 @@ class WorkerSet:
             if self._places is not None:
                 self._places.share.release()
 
-    def _owned_places(self) -> Places:
-        if self._find_places is None:
-            raise NotTheOwnerError(
-                f"restart() on group {self.name!r}: it was attached to; restart it where it was started, or, "
-                "once the driver of detached workers has ended, attach with from_detached(worker_names=...)"
-            )
+    def _own(self) -> tuple[LaunchSpec, Places]:
+        if self._spec is None:
+            if self._find_spec is None:
+                raise NotTheOwnerError(
+                    f"restart() on group {self.name!r}: it was attached to; restart it where it was started, "
+                    "or, once the driver of detached workers has ended, attach with "
+                    "from_detached(worker_names=...)"
+                )
+            self._spec = self._find_spec()
         if self._places is None:
-            self._places = self._find_places()
-        return self._places
+            self._places = self._spec.find_places()
+        return self._spec, self._places
 
 
 # --- Noticing that a worker died while nobody is calling it ------------------------------------------------

@@ -20,7 +20,8 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from socket import socket
 from typing import Any, ClassVar
 
 import ray
@@ -33,14 +34,13 @@ from verl_dispatch.workers.site import building
 
 from verl_ray._clock import IMPORTED_AT
 from verl_ray.pools.devices import accelerator_named, hidden_masks, is_noset, settle_masks, visible_index
-from verl_ray.wire.message import Answer, Message, check_arguments, open_message, prepare_answer
-from verl_ray.worker.rendezvous import HeldRendezvous, Rendezvous, RendezvousRequest, choose_rendezvous
+from verl_ray.wire.message import Message, check_arguments, open_message, prepare_answer
+from verl_ray.worker.rendezvous import Rendezvous, RendezvousRequest, choose_rendezvous
 
 __all__ = [
     "Assignment",
     "Host",
     "MethodLoop",
-    "StartupTimes",
     "WorkerReport",
     "hidden_async_methods",
     "runner",
@@ -74,70 +74,48 @@ class WorkerReport:
     """What a worker says about itself once it is set up.
 
     Attributes:
-        rank_info: its place in the group.
+        assignment: who it is, with the meeting point and its device.
         node_id: Ray's id of its node.
         node_ip: address of its node.
         pid: its process.
         loaded_at: when its process began to import this package and the user's code, seconds since the epoch.
         imports_s: seconds until the actor existed.
         constructor_s: seconds in the user's constructor.
-        origin: see `Assignment`.
-        launch: see `Assignment`.
     """
 
-    rank_info: RankInfo
+    assignment: Assignment
     node_id: str
     node_ip: str
     pid: int
     loaded_at: float
     imports_s: float
     constructor_s: float
-    origin: bytes = field(default=b"", repr=False)
-    launch: int = 0
 
 
-@dataclass(frozen=True)
-class StartupTimes:
-    """Seconds of each stage; of stages that ranks pass at the same time, those of the slowest rank.
+def startup_times(reports: Sequence[WorkerReport], requested_at: float) -> dict[str, Any]:
+    """Seconds of each stage of a start; of stages that ranks pass at the same time, those of the slowest
+    rank.
 
-    Attributes:
-        processes_s: from the request to the start of the import of the user's code.
-        imports_s: importing the user's code.
-        init_s: the user's constructor.
-        actors_s: from the request to the last rank's constructor, exclusive.
-        slowest_rank: the rank that was ready last.
-        constructors_s: seconds in the user's constructor, rank by rank.
-    """
+    `processes_s` from the request to the start of the import of the user's code, `imports_s` importing it,
+    `init_s` in the user's constructor, `actors_s` from the request to the last rank's constructor, exclusive;
+    `slowest_rank` was ready last, `constructors_s` tells of the constructors rank by rank.
 
-    processes_s: float
-    imports_s: float
-    init_s: float
-    actors_s: float
-    slowest_rank: int
-    constructors_s: tuple[float, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Names and values."""
-        return dict(vars(self))
-
-
-def startup_times(reports: Sequence[WorkerReport], requested_at: float) -> StartupTimes:
-    """The stages of a start; `requested_at` in seconds since the epoch.
-
-    Clocks of different nodes may disagree, so no stage is less than 0.
+    Args:
+        requested_at: in seconds since the epoch. Clocks of different nodes may disagree, so no stage is less
+            than 0.
     """
     processes = [max(0.0, report.loaded_at - requested_at) for report in reports]
     imports = [report.imports_s for report in reports]
-    constructors = [report.constructor_s for report in reports]
+    constructors = tuple(report.constructor_s for report in reports)
     totals = [sum(stages) for stages in zip(processes, imports, constructors, strict=True)]
-    return StartupTimes(
-        processes_s=max(processes),
-        imports_s=max(imports),
-        init_s=max(constructors),
-        actors_s=max(p + i for p, i in zip(processes, imports, strict=True)),
-        slowest_rank=totals.index(max(totals)),
-        constructors_s=tuple(constructors),
-    )
+    return {
+        "processes_s": max(processes),
+        "imports_s": max(imports),
+        "init_s": max(constructors),
+        "actors_s": max(p + i for p, i in zip(processes, imports, strict=True)),
+        "slowest_rank": totals.index(max(totals)),
+        "constructors_s": constructors,
+    }
 
 
 # --- The object in the worker's process, and how it is set up ---------------------------------------------
@@ -148,7 +126,7 @@ class Host:
 
     _verl_user_class: ClassVar[type]
     _verl_report: WorkerReport
-    _verl_held: HeldRendezvous
+    _verl_held: tuple[Rendezvous, socket | None]
     _verl_born_at: float
     _verl_label: str
     _verl_inside = False
@@ -179,7 +157,7 @@ class Host:
     @cached_property
     def _verl_loop(self) -> MethodLoop:
         """Where the async methods run."""
-        return MethodLoop(self._verl_report.rank_info.device_index)
+        return MethodLoop(self._verl_report.assignment.rank_info.device_index)
 
     @contextmanager
     def _verl_user_code(self) -> Iterator[None]:
@@ -194,42 +172,37 @@ class Host:
     def _verl_open_rendezvous(self, request: RendezvousRequest) -> Rendezvous:
         """Choose where the group meets, on the node of rank 0, and keep hold of the port."""
         self._verl_held = choose_rendezvous(request, _node_ip())
-        return self._verl_held.rendezvous
+        return self._verl_held[0]
 
     def _verl_set_up(
         self, assignment: Assignment, rendezvous: Rendezvous, message: Message, /, *refs: Any
     ) -> WorkerReport:
         """Set environment and rank, then run the user's constructor."""
-        info = _located(assignment, rendezvous)
+        info = replace(
+            assignment.rank_info,
+            master_addr=rendezvous.address,
+            master_port=str(rendezvous.port),
+            device_index=_set_device_masks(assignment.accelerator),
+        )
         os.environ.update(info.environment())
         args, kwargs, _ = open_message(message, refs)
         make_current(info.device_index)
         started_at = time.perf_counter()
         with building(info), self._verl_user_code():
             _construct(self, args, kwargs)
-        report = _report(info, self._verl_born_at, time.perf_counter() - started_at)
-        self._verl_report = replace(report, origin=assignment.origin, launch=assignment.launch)
+        constructor_s = time.perf_counter() - started_at
+        self._verl_report = _report(replace(assignment, rank_info=info), self._verl_born_at, constructor_s)
         return self._verl_report
 
     def _verl_record(self, where: tuple[str, RecordWhen] | None, made_from: bytes) -> None:
         """Record calls into a folder of this node, or stop."""
         dumps: Any = cloudpickle.dumps  # pyright: ignore[reportPrivateImportUsage]
-        info = self._verl_report.rank_info
+        info = self._verl_report.assignment.rank_info
         self._verl_recorder = None if where is None else Recorder(*where, made_from, info, dumps)
 
     def _verl_identity(self) -> WorkerReport:
         """Who this worker is, for a driver that attaches to it."""
         return self._verl_report
-
-
-def _located(assignment: Assignment, rendezvous: Rendezvous) -> RankInfo:
-    """The identity completed by what only this process knows: the meeting point and its device's index."""
-    return replace(
-        assignment.rank_info,
-        master_addr=rendezvous.address,
-        master_port=str(rendezvous.port),
-        device_index=_set_device_masks(assignment.accelerator),
-    )
 
 
 def _set_device_masks(resource: str | None) -> int | None:
@@ -274,10 +247,10 @@ def _node_ip() -> str:
     return str(address())
 
 
-def _report(info: RankInfo, born_at: float, constructor_s: float) -> WorkerReport:
+def _report(assignment: Assignment, born_at: float, constructor_s: float) -> WorkerReport:
     context = ray.get_runtime_context()
     return WorkerReport(
-        rank_info=info,
+        assignment=assignment,
         node_id=context.get_node_id(),
         node_ip=_node_ip(),
         pid=os.getpid(),
@@ -313,44 +286,43 @@ def runner(
         interleaves: whether it is for an asyncio actor, where calls run at the same time.
     """
 
-    def run(self: Any, message: Message = None, /, *refs: Any) -> Any:
-        seen = Observation(self._verl_recorder, role)
+    def opened(
+        worker: Any, message: Message, refs: tuple[Any, ...]
+    ) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        """The call, and what makes of its value what Ray shall carry."""
+        seen = Observation(worker._verl_recorder, role)
         args, kwargs, answer = open_message(message, refs)
-        function = _watched(find(self), self, answer, seen)
+        is_watched = answer.timed or worker._verl_recorder is not None
+        function = seen.of(find(worker)) if is_watched else find(worker)
+
+        def finish(value: Any) -> Any:
+            check_arguments(args, kwargs, answer)
+            prepared = prepare_answer(value, answer, method or args[1])
+            if not answer.timed:
+                return prepared
+            return (*prepared, seen.stamps) if answer.with_rows or answer.remote else (prepared, seen.stamps)
+
+        return partial(function, *args, **kwargs), finish
+
+    def run(self: Any, message: Message = None, /, *refs: Any) -> Any:
+        call, finish = opened(self, message, refs)
         with self._verl_user_code():
-            value = function(*args, **kwargs)
+            value = call()
             if inspect.iscoroutine(value):
                 value = self._verl_loop.run(value)
-        check_arguments(args, kwargs, answer)
-        return _with_times(prepare_answer(value, answer, method or args[1]), answer, seen)
+        return finish(value)
 
     async def run_interleaved(self: Any, message: Message = None, /, *refs: Any) -> Any:
-        seen = Observation(self._verl_recorder, role)
-        args, kwargs, answer = open_message(message, refs)
-        function = _watched(find(self), self, answer, seen)
+        call, finish = opened(self, message, refs)
         with leaving_ends_the_process():
-            value = function(*args, **kwargs)
+            value = call()
             if inspect.iscoroutine(value):
                 value = await value
-        check_arguments(args, kwargs, answer)
-        return _with_times(prepare_answer(value, answer, method or args[1]), answer, seen)
+        return finish(value)
 
     chosen = run_interleaved if interleaves else run
     chosen.__name__ = chosen.__qualname__ = name
     return chosen
-
-
-def _watched(
-    function: Callable[..., Any], host: Host, answer: Answer, seen: Observation
-) -> Callable[..., Any]:
-    return seen.of(function) if answer.timed or host._verl_recorder is not None else function
-
-
-def _with_times(prepared: Any, answer: Answer, seen: Observation) -> Any:
-    """What Ray shall carry, with the times of the call as a last value where they are asked for."""
-    if not answer.timed:
-        return prepared
-    return (*prepared, seen.stamps) if answer.with_rows or answer.remote else (prepared, seen.stamps)
 
 
 @contextmanager

@@ -12,14 +12,12 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Self
 
 from verl_dispatch.workers.rank import address_family, free_port, host_for_env, host_for_url
 
 from verl_ray.errors import ResourceUnavailable, unusable
 
 __all__ = [
-    "HeldRendezvous",
     "Rendezvous",
     "RendezvousRequest",
     "choose_rendezvous",
@@ -103,39 +101,22 @@ def _whole_number(given: int | str) -> int:
     return int(given) if isinstance(given, str) else operator.index(given)
 
 
-class HeldRendezvous:
-    """A meeting point whose port this process keeps hold of until `close()` or its own end."""
-
-    def __init__(self, rendezvous: Rendezvous, holder: socket.socket | None) -> None:
-        self.rendezvous = rendezvous
-        self._holder = holder
-
-    def close(self) -> None:
-        """Let go of the port. Safe to call twice."""
-        if self._holder is not None:
-            self._holder.close()
-            self._holder = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-
-def choose_rendezvous(request: RendezvousRequest, node_address: str) -> HeldRendezvous:
-    """Choose where a group meets; rank 0 runs this in its process and keeps the answer as long as it lives.
+def choose_rendezvous(
+    request: RendezvousRequest, node_address: str
+) -> tuple[Rendezvous, socket.socket | None]:
+    """Choose where a group meets; rank 0 runs this in its process, and keeps the socket as long as it lives.
 
     Raises:
         ResourceUnavailable: every port of the requested range is in use on this node.
 
-    >>> with choose_rendezvous(RendezvousRequest(), "127.0.0.1") as held:
-    ...     0 < held.rendezvous.port < 65536
+    >>> meeting, holder = choose_rendezvous(RendezvousRequest(), "127.0.0.1")
+    >>> with holder:
+    ...     0 < meeting.port < 65536
     True
     """
     fixed = request.fixed()
     if fixed is not None:
-        return HeldRendezvous(fixed, None)
+        return fixed, None
     address = host_for_env(node_address)
     ports = request.ports()
     holder = _hold_first_free(ports, address_family(address))
@@ -144,7 +125,7 @@ def choose_rendezvous(request: RendezvousRequest, node_address: str) -> HeldRend
             f"no free port in master_port_range {ports.start}-{ports.stop} on {address}: another group or "
             "program holds each. Widen the range, shut a group down, or leave master_port_range out"
         )
-    return HeldRendezvous(Rendezvous(address, int(holder.getsockname()[1])), holder)
+    return Rendezvous(address, int(holder.getsockname()[1])), holder
 
 
 def _hold_first_free(ports: Iterable[int], family: socket.AddressFamily) -> socket.socket | None:
@@ -165,16 +146,8 @@ def _open_socket(family: socket.AddressFamily) -> socket.socket:
     """A socket that covers both families where the machine has both, as torch's store listens on both."""
     if not _dual_stack_works():
         return socket.socket(family, socket.SOCK_STREAM)
-    return _dual_stack_socket()
-
-
-def _dual_stack_socket() -> socket.socket:
     dual = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-    try:
-        dual.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    except OSError:
-        dual.close()
-        raise
+    dual.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     return dual
 
 
@@ -182,8 +155,7 @@ def _dual_stack_socket() -> socket.socket:
 def _dual_stack_works() -> bool:
     # A kernel may know IPv6 and still have it switched off; only a bind tells.
     try:
-        with _dual_stack_socket() as probe:
-            probe.bind(("::", 0))
-    except OSError:
+        socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True).close()
+    except (OSError, ValueError):
         return False
     return True
