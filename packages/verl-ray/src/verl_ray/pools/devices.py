@@ -157,23 +157,13 @@ def visible_index(assigned_ids: Sequence[str], mask: str | None, noset: bool) ->
     assigned = str(assigned_ids[0])
     if not noset:
         return 0
-    if mask is None:
-        return _index_without_mask(assigned)
-    visible = [entry.strip() for entry in mask.split(",") if entry.strip()]
+    if mask is None and assigned.isdecimal():
+        return int(assigned)
+    visible = [entry.strip() for entry in (mask or "").split(",") if entry.strip()]
     for index, entry in enumerate(visible):
         if _same_device(entry, assigned):
             return index
-    raise _not_visible(assigned, mask)
-
-
-def _index_without_mask(assigned: str) -> int:
-    if assigned.isdecimal():
-        return int(assigned)
-    raise _not_visible(assigned, None)
-
-
-def _not_visible(assigned: str, mask: str | None) -> InvalidValueError:
-    return InvalidValueError(
+    raise InvalidValueError(
         f"device {assigned!r} was assigned to this process, but its mask is {mask!r}; start Ray with the "
         "same mask as its workers, or unset RAY_EXPERIMENTAL_NOSET_* so that Ray sets the mask itself"
     )

@@ -68,7 +68,7 @@ _BETWEEN_LOOKS_S = 0.05
 
 def place(
     need: Need, names: Sequence[str], timeout_s: float | None, *, detached: bool
-) -> tuple[list[PlacementGroup], list[int]]:
+) -> dict[PlacementGroup, int]:
     """Reserve one placement group for each entry of `need.spec`, all of them or none; as `in_rank_order`.
 
     Args:
@@ -148,8 +148,7 @@ def _wait_until_ready(groups: Sequence[PlacementGroup], need: Need, timeout_s: f
     refs = [group.ready() for group in groups]
 
     def ready_within(seconds: float) -> bool:
-        _, pending = ray.wait(refs, num_returns=len(refs), timeout=seconds, fetch_local=False)
-        return not pending
+        return not ray.wait(refs, num_returns=len(refs), timeout=seconds, fetch_local=False)[1]
 
     _wait(groups, need, timeout_s, ready_within)
 
@@ -197,17 +196,12 @@ def _wait(
     next_report = _FIRST_REPORT_S
     while not done_within(max(0.01, min(1.0, started + patience_s - time.monotonic()))):
         waited = time.monotonic() - started
-        if waited >= patience_s or (waited >= hopeless_s and _is_hopeless(need)):
+        if waited >= patience_s or (waited >= hopeless_s and _too_small(_eligible(need), need)):
             raise _placement_failure(groups, need, waited, left)
         if waited >= next_report:
             report = _report(groups, need)
             _log.warning("still waiting for %s after %.0f s: %s", need, waited, report)
             next_report = waited + _NEXT_REPORT_S
-
-
-def _is_hopeless(need: Need) -> bool:
-    nodes = _eligible(alive_nodes(), need)
-    return not explain_need({node.title: node.total for node in nodes}, need).ok
 
 
 def _placement_failure(groups: Sequence[PlacementGroup], need: Need, waited: float, left: str) -> Exception:
@@ -226,16 +220,20 @@ def _alternatives(missing: str, offered: Sequence[str]) -> list[str]:
     return [name for name in offered if not name.startswith(internal) and "_group_" not in name]
 
 
-def _eligible(nodes: Sequence[NodeFacts], need: Need) -> list[NodeFacts]:
-    return [node for node in nodes if labels_match(node.labels, need.label_selector or {})]
+def _eligible(need: Need) -> list[NodeFacts]:
+    return [node for node in alive_nodes() if labels_match(node.labels, need.label_selector or {})]
+
+
+def _too_small(nodes: Sequence[NodeFacts], need: Need) -> str:
+    """Why these nodes could never serve the need; "" where they could."""
+    return explain_need({node.title: node.total for node in nodes}, need).reason
 
 
 def _report(groups: Sequence[PlacementGroup], need: Need) -> str:
     """What is needed against what is there, per node: all resources, then those that others leave free."""
-    nodes = _eligible(alive_nodes(), need)
-    total = explain_need({node.title: node.total for node in nodes}, need)
-    if not total.ok:
-        return f"the cluster is too small: {total.reason}"
+    nodes = _eligible(need)
+    if reason := _too_small(nodes, need):
+        return f"the cluster is too small: {reason}"
     ours = _held_by(groups, need.per_process)
     free = explain_need({node.title: _sum(node.free, ours.get(node.node_id, {})) for node in nodes}, need)
     if free.ok:
@@ -259,14 +257,12 @@ def _sum(left: Mapping[str, float], right: Mapping[str, float]) -> dict[str, flo
 # --- the order of what is placed --------------------------------------------------------------------------
 
 
-def in_rank_order(
-    groups: Sequence[PlacementGroup], sizes: Sequence[int]
-) -> tuple[list[PlacementGroup], list[int]]:
-    """Placed groups in the order in which they give ranks, each with how many of its bundles are used."""
+def in_rank_order(groups: Sequence[PlacementGroup], sizes: Sequence[int]) -> dict[PlacementGroup, int]:
+    """Placed groups in the order in which they give ranks, and how many bundles of each are used."""
     addresses = node_addresses()
     firsts = [_first_node(group, addresses) for group in groups]
     order = arrange_on_nodes(sizes, [(node, addresses.get(node, "")) for node in firsts])
-    return [groups[index] for index in order], [sizes[index] for index in order]
+    return {groups[index]: sizes[index] for index in order}
 
 
 def _first_node(group: PlacementGroup, addresses: Mapping[str, str]) -> str:

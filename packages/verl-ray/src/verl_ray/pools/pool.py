@@ -6,22 +6,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Self, SupportsIndex, TypeVar
 
 from ray.util.placement_group import PlacementGroup
 from verl_dispatch.groups.pool import ResourcePool
+from verl_protocol.arguments import flag, seconds, text, whole_number, whole_numbers
 from verl_protocol.arguments import mapping as checked_mapping
-from verl_protocol.arguments import text, whole_number, whole_numbers
 from verl_protocol.errors import InvalidValueError, UnknownKeyError
 
 from verl_ray.errors import PoolAlreadyPlaced, PoolClosed, unusable
 from verl_ray.pools.cluster import alive_node_ids
 from verl_ray.pools.placement import in_rank_order
 from verl_ray.pools.reservation import Reservation
-from verl_ray.pools.shares import LEDGER, Claim, Share, demand_of_options
+from verl_ray.pools.shares import LEDGER, Share, demand_of_options
 from verl_ray.pools.slots import Slot
-from verl_ray.pools.spec import PoolSpec
+from verl_ray.pools.spec import PoolSpec, checked_accelerator, checked_cpus, checked_labels, checked_shares
 
 __all__ = [
     "RayResourcePool",
@@ -35,6 +35,7 @@ __all__ = [
 
 _GROUP_NUMBERS = itertools.count()
 
+V = TypeVar("V")
 Place = tuple[Reservation, int]
 """A slot before and after it is reserved: its number in a reservation."""
 
@@ -104,17 +105,20 @@ class RayResourcePool(ResourcePool, _FreedAtTheEnd):
         label_selector: Mapping[str, str] | None = None,
         topology_strategy: Mapping[str, str] | None = None,
     ) -> None:
-        spec = PoolSpec.of(
-            default_shares=self._default_shares,
-            use_gpu=use_gpu,
-            max_colocate_count=max_colocate_count,
-            detached=detached,
-            accelerator_type=accelerator_type,
-            accelerator=accelerator,
-            cpus_per_worker=cpus_per_worker,
+        named = checked_accelerator(flag("use_gpu", use_gpu), accelerator)
+        shares = checked_shares(max_colocate_count, self._default_shares, named)
+        seconds("timeout_s", timeout_s, above_zero=True)
+        spec = PoolSpec(
+            accelerator=named,
+            shares=shares,
+            # Groups whose number the user gave have CPUs of their own; else all groups of a slot share them.
+            cpus=checked_cpus(cpus_per_worker) * (1 if max_colocate_count is None else shares),
+            detached=flag("detached", detached),
+            accelerator_type=None if accelerator_type is None else text("accelerator_type", accelerator_type),
             timeout_s=timeout_s,
-            label_selector=label_selector,
-            topology_strategy=topology_strategy,
+            label_selector=checked_labels("label_selector", label_selector),
+            topology_strategy=checked_labels("topology_strategy", topology_strategy),
+            accelerator_is_named=accelerator is not None,
         )
         sizes, name = (
             whole_numbers("process_on_nodes", process_on_nodes, 1),
@@ -142,6 +146,11 @@ class RayResourcePool(ResourcePool, _FreedAtTheEnd):
     @property
     def _reservations(self) -> list[Reservation]:
         return [self._own] if self._own is not None else list(dict.fromkeys(each for each, _ in self._cut))
+
+    def _of_each(self, ask: Callable[[Reservation], Sequence[V]]) -> list[V]:
+        """What the reservations say, slot by slot, about the slots of this pool."""
+        said = {reservation: ask(reservation) for reservation in self._reservations}
+        return [said[reservation][number] for reservation, number in self._places]
 
     @property
     def _placed(self) -> bool:
@@ -181,8 +190,7 @@ class RayResourcePool(ResourcePool, _FreedAtTheEnd):
     @property
     def store(self) -> list[int]:
         """Processes per node, in rank order: a copy."""
-        nodes = {reservation: reservation.node_keys() for reservation in self._reservations}
-        return list(Counter((held, nodes[held][number]) for held, number in self._places).values())
+        return list(Counter(self._of_each(lambda held: [(held, key) for key in held.node_keys()])).values())
 
     @property
     def world_size(self) -> int:
@@ -229,11 +237,12 @@ class RayResourcePool(ResourcePool, _FreedAtTheEnd):
         if self._placed:
             raise PoolAlreadyPlaced(self.name_prefix, self.store)
         sizes = self.store
-        if len(groups) != len(sizes) or any(g.bundle_count < s for g, s in zip(groups, sizes, strict=True)):
+        fit = all(g.bundle_count >= s for g, s in zip(groups, sizes, strict=False))
+        if not fit or not len(groups) == len(set(groups)) == len(sizes):
             given = [group.bundle_count for group in groups]
             raise InvalidValueError(f"pgs is {given}, expected groups of at least {sizes} bundles")
-        adopted = Reservation.of_others(self.name_prefix, self.spec, *in_rank_order(groups, sizes))
-        self._set_up(self.name_prefix, adopted)
+        adopted = in_rank_order(groups, sizes)
+        self._set_up(self.name_prefix, Reservation.of_others(self.name_prefix, self.spec, adopted))
 
     def _reserve(self, strategy: str | None, name: str | None, device_name: str | None) -> None:
         if self.closed:
@@ -242,10 +251,10 @@ class RayResourcePool(ResourcePool, _FreedAtTheEnd):
             reservation.place(strategy, name, device_name)
 
     def _raw_groups(self) -> list[PlacementGroup]:
-        groups = {reservation: reservation.groups() for reservation in self._reservations}
-        for reservation in groups:
+        groups = self._of_each(Reservation.groups)
+        for reservation in self._reservations:
             reservation.keep_when_dropped()
-        return list(dict.fromkeys(groups[held][number] for held, number in self._places))
+        return list(dict.fromkeys(groups))
 
     def place(self, strategy: str | None = None, device_name: str | None = None) -> tuple[Slot, ...]:
         """Reserve the slots if they are not yet, or anew where a node was lost; a group calls this.
@@ -274,8 +283,7 @@ class RayResourcePool(ResourcePool, _FreedAtTheEnd):
         """The slots in rank order: the same at every call. Reserved first if they are not yet."""
         if self.closed:
             raise PoolClosed(self.name_prefix)
-        slots = {reservation: reservation.slots() for reservation in self._reservations}
-        return tuple(slots[held][number] for held, number in self._places)
+        return tuple(self._of_each(Reservation.slots))
 
     def worker_options(self) -> dict[str, Any]:
         """Ray actor options (`num_cpus`, `num_gpus`, `resources`) of one worker: one share of a slot."""
@@ -293,12 +301,10 @@ class RayResourcePool(ResourcePool, _FreedAtTheEnd):
             ResourceUnavailable: a slot has less left than `demand`.
             PoolClosed: the pool was shut down.
         """
-        slots = self.slots()
+        slots = {slot.key: slot.capacity for slot in self.slots()}
         owner = owner or f"group {next(_GROUP_NUMBERS)}"
         wanted = dict(demand) if demand is not None else demand_of_options(self.worker_options())
-        claims = [Claim(rank, slot.key, _capacity(slot), wanted) for rank, slot in enumerate(slots)]
-        ticket = LEDGER.take(self.name_prefix, owner, claims, self.spec.shares)
-        return Share(LEDGER, ticket, owner)
+        return LEDGER.take(self.name_prefix, owner, slots, wanted, self.spec.shares)
 
     def owners(self) -> list[str]:
         """The groups of this process that are on the pool's slots."""
@@ -375,11 +381,6 @@ def _split_sizes(split_size: SupportsIndex | Sequence[int], world_size: int) -> 
             f"pool, or one number that divides {world_size}"
         )
     return sizes
-
-
-def _capacity(slot: Slot) -> Mapping[str, float]:
-    capacity: Mapping[str, float] = slot.placement_group.bundle_specs[slot.bundle_index]
-    return capacity
 
 
 # --- Pools made of pools: cut, joined, or placed on groups that another reserved --------------------------

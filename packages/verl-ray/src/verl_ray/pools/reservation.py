@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,8 +48,7 @@ class Reservation:
         self._strategy: str | None = None
         self._name: str | None = None
         self._cluster: str | None = None
-        self._groups: list[PlacementGroup] = []
-        self._group_sizes: list[int] = []
+        self._groups: dict[PlacementGroup, int] = {}
         self._slots: tuple[Slot, ...] | None = None
         self._owned = False
         self._finalizer: weakref.finalize[Any, Any] | None = None
@@ -59,20 +58,18 @@ class Reservation:
         cls,
         pool: str,
         spec: PoolSpec,
-        groups: Sequence[PlacementGroup],
-        sizes: Sequence[int],
+        groups: Mapping[PlacementGroup, int],
         slots: tuple[Slot, ...] | None = None,
     ) -> Reservation:
-        """The first `sizes[i]` bundles of each of these placement groups, which come in rank order."""
-        made = cls(pool, spec, sizes)
-        made._groups, made._group_sizes, made._slots = list(groups), list(sizes), slots
-        made._cluster = connection()
+        """So many of the first bundles of each of these placement groups, which come in rank order."""
+        made = cls(pool, spec, list(groups.values()))
+        made._groups, made._slots, made._cluster = dict(groups), slots, connection()
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process may use the slots, never free them; its groups are counted there.
         slots = self.slots()
-        return Reservation.of_others, (self.pool, self.spec, self._groups, self._group_sizes, slots)
+        return Reservation.of_others, (self.pool, self.spec, self._groups, slots)
 
     @property
     def placed(self) -> bool:
@@ -125,9 +122,9 @@ class Reservation:
             f"{self.pool}_{'_'.join(map(str, self.sizes))}_{uuid.uuid4().hex[:8]}:" if name is None else name
         )
         names = [f"{base}{number}" for number in range(len(need.spec))]
-        groups, sizes = place(need, names, spec.timeout_s, detached=spec.detached)
+        groups = place(need, names, spec.timeout_s, detached=spec.detached)
         self.spec, self._strategy, self._name, self._cluster = spec, need.strategy, name, connection()
-        self._groups, self._group_sizes, self._owned = groups, sizes, True
+        self._groups, self._owned = groups, True
         if not spec.detached:
             self._finalizer = weakref.finalize(self, _release_later, list(groups))
             self._finalizer.atexit = False
@@ -155,7 +152,7 @@ class Reservation:
             if self._slots is None:
                 accelerator = self.spec.known_accelerator()
                 devices = accelerator_ids_of_bundles(self._groups, accelerator) if accelerator else {}
-                self._slots = slots_of_groups(self._groups, self._group_sizes, devices)
+                self._slots = slots_of_groups(self._groups, devices)
             return self._slots
 
     def groups(self) -> list[PlacementGroup]:
@@ -163,17 +160,13 @@ class Reservation:
         # Their order does not depend on devices, so nobody is asked for these.
         with self._lock:
             self.place()
-            return [
-                group
-                for group, size in zip(self._groups, self._group_sizes, strict=True)
-                for _ in range(size)
-            ]
+            return [group for group, size in self._groups.items() for _ in range(size)]
 
     def node_keys(self) -> list[Hashable]:
         """What stands for the node of each slot, also before they are reserved."""
         if not self.placed:
             return [node for node, size in enumerate(self.sizes) for _ in range(size)]
-        slots = self._slots or slots_of_groups(self._groups, self._group_sizes)
+        slots = self._slots or slots_of_groups(self._groups)
         return [slot.node_key for slot in slots]
 
     def check_there(self) -> None:
@@ -205,16 +198,16 @@ class Reservation:
 
     def _reserve_anew(self) -> None:
         """All slots at once, so that what is left of the cluster is used as well as it can be, or none."""
-        groups = self._groups
+        groups = list(self._groups)
         self.keep_when_dropped()
-        self._groups, self._slots = [], None
+        self._groups, self._slots = {}, None
         release(groups)
         self._reserve(None, None, None)
 
     def _await_new_places(self) -> None:
         """Ray moves the groups that lost a node; the ranks keep their placement groups, others live there."""
         try:
-            await_placement(self._groups, self.spec.timeout_s)
+            await_placement(list(self._groups), self.spec.timeout_s)
         except LookupError:
             raise PoolClosed(self.pool, "lost a node, and its placement groups were removed") from None
         self._slots = None
@@ -231,7 +224,7 @@ class Reservation:
         with self._lock:
             self.closed = True
             self.keep_when_dropped()
-            groups, self._groups = self._groups, []
+            groups, self._groups = list(self._groups), {}
             here = self._owned and self._cluster == connection()
         if here:
             release(groups)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 from verl_ray.errors import PoolFull, ResourceUnavailable
 
-__all__ = ["LEDGER", "Claim", "Share", "ShareLedger", "demand_of_options", "share_of"]
+__all__ = ["LEDGER", "Share", "ShareLedger", "demand_of_options", "share_of"]
 
 
 SlotKey = tuple[str, int]
+"""A placement group's id and the number of a bundle in it: unique in the cluster."""
 
 _UNIT = 10_000
 
@@ -42,74 +43,74 @@ def demand_of_options(options: Mapping[str, Any]) -> dict[str, float]:
     return {name: amount for name, amount in named.items() if amount} | dict(options.get("resources") or {})
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What one worker of a group asks of one slot."""
-
-    rank: int
-    slot: SlotKey
-    capacity: Mapping[str, float]
-    demand: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class _Holding:
-    owner: str
-    claim: Claim
-
-
 class ShareLedger:
     """Counts the groups on every slot and what they take. Thread-safe."""
 
     def __init__(self) -> None:
         # Re-entrant: a garbage collection inside a locked region may give a dropped share back.
         self._lock = threading.RLock()
-        self._holdings: dict[SlotKey, dict[int, _Holding]] = {}
+        self._holders: dict[SlotKey, dict[int, tuple[str, Mapping[str, float]]]] = {}
         self._tickets = itertools.count()
 
-    def take(self, pool: str, owner: str, claims: Sequence[Claim], limit: int) -> int:
-        """Enter all claims of a group or none; returns the ticket to give back.
+    def take(
+        self,
+        pool: str,
+        owner: str,
+        slots: Mapping[SlotKey, Mapping[str, float]],
+        demand: Mapping[str, float],
+        limit: int,
+    ) -> Share:
+        """A share of all slots for a group, or of none.
+
+        Args:
+            slots: what each slot has, in rank order.
+            demand: what each worker takes.
 
         Raises:
             PoolFull: a slot has `limit` holders already.
             ResourceUnavailable: a slot has less left than its worker asks.
         """
         with self._lock:
-            for claim in claims:
-                self._check(pool, claim, limit)
+            for rank, (slot, capacity) in enumerate(slots.items()):
+                holders = list(self._holders.get(slot, {}).values())
+                if len(holders) >= limit:
+                    raise PoolFull(pool, len(holders), limit, [name for name, _ in holders])
+                _check_room(rank, capacity, [taken for _, taken in holders], demand)
             ticket = next(self._tickets)
-            for claim in claims:
-                self._holdings.setdefault(claim.slot, {})[ticket] = _Holding(owner, claim)
-            return ticket
+            for slot in slots:
+                self._holders.setdefault(slot, {})[ticket] = owner, demand
+        return Share(partial(self._give_back, ticket, tuple(slots)), owner)
 
-    def _check(self, pool: str, claim: Claim, limit: int) -> None:
-        holdings = list(self._holdings.get(claim.slot, {}).values())
-        if len(holdings) >= limit:
-            raise PoolFull(pool, len(holdings), limit, [holding.owner for holding in holdings])
-        for resource, asked in claim.demand.items():
-            total = claim.capacity.get(resource, 0)
-            used = sum(round(h.claim.demand.get(resource, 0) * _UNIT) for h in holdings)
-            if used + round(asked * _UNIT) > round(total * _UNIT):
-                raise ResourceUnavailable(
-                    f"the worker of rank {claim.rank} asks {resource} {asked:g}, its slot has "
-                    f"{total - used / _UNIT:g} of {total:g} left. Ask for less {resource} in the options of "
-                    "RayClassWithInitArgs, or make the pool with larger bundles (max_colocate_count, "
-                    "cpus_per_worker)"
-                )
-
-    def give_back(self, ticket: int) -> None:
-        """Forget the claims of a ticket; unknown tickets are fine."""
+    def _give_back(self, ticket: int, slots: Iterable[SlotKey]) -> None:
         with self._lock:
-            for slot in [slot for slot, held in self._holdings.items() if ticket in held]:
-                del self._holdings[slot][ticket]
-                if not self._holdings[slot]:
-                    del self._holdings[slot]
+            for slot in slots:
+                del self._holders[slot][ticket]
+                if not self._holders[slot]:
+                    del self._holders[slot]
 
     def owners(self, slots: Iterable[SlotKey]) -> list[str]:
         """The groups that hold any of the slots, each once."""
         with self._lock:
-            held = [holding.owner for slot in slots for holding in self._holdings.get(slot, {}).values()]
+            held = [owner for slot in slots for owner, _ in self._holders.get(slot, {}).values()]
         return list(dict.fromkeys(held))
+
+
+def _check_room(
+    rank: int,
+    capacity: Mapping[str, float],
+    taken: Sequence[Mapping[str, float]],
+    demand: Mapping[str, float],
+) -> None:
+    for resource, asked in demand.items():
+        total = capacity.get(resource, 0)
+        used = sum(round(each.get(resource, 0) * _UNIT) for each in taken)
+        if used + round(asked * _UNIT) > round(total * _UNIT):
+            raise ResourceUnavailable(
+                f"the worker of rank {rank} asks {resource} {asked:g}, its slot has "
+                f"{total - used / _UNIT:g} of {total:g} left. Ask for less {resource} in the options of "
+                "RayClassWithInitArgs, or make the pool with larger bundles (max_colocate_count, "
+                "cpus_per_worker)"
+            )
 
 
 LEDGER = ShareLedger()
@@ -119,9 +120,9 @@ LEDGER = ShareLedger()
 class Share:
     """A group's place on the slots of a pool, until `release()`, the end of its block or of its own life."""
 
-    def __init__(self, ledger: ShareLedger, ticket: int, owner: str) -> None:
+    def __init__(self, give_back: Callable[[], object], owner: str) -> None:
         self.owner = owner
-        self._finalizer = weakref.finalize(self, ledger.give_back, ticket)
+        self._finalizer = weakref.finalize(self, give_back)
         self._finalizer.atexit = False
 
     @property

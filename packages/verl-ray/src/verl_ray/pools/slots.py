@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from verl_ray.pools.cluster import bundle_node_ids, node_addresses
 from verl_ray.pools.devices import Accelerator, worker_demand
 from verl_ray.pools.ordering import local_ranks, order_bundles
+from verl_ray.pools.shares import SlotKey
 
 __all__ = [
     "Slot",
@@ -29,9 +30,6 @@ _log = logging.getLogger("verl_ray")
 _PROBE_TIMEOUT_S = 60.0
 # The smallest amount that Ray knows.
 _SLIVER = 0.0001
-
-SlotKey = tuple[str, int]
-"""A placement group's id and the number of a bundle in it: unique in the cluster."""
 
 
 @dataclass(frozen=True)
@@ -53,23 +51,30 @@ class Slot:
         return self.placement_group.id.hex(), self.bundle_index
 
     @property
+    def capacity(self) -> Mapping[str, float]:
+        """The resources of its bundle."""
+        capacity: Mapping[str, float] = self.placement_group.bundle_specs[self.bundle_index]
+        return capacity
+
+    @property
     def node_key(self) -> tuple[str, str]:
         """What stands for the node when local ranks are counted: each entry of `process_on_nodes` is one."""
         return self.placement_group.id.hex(), self.node_id
 
 
 def slots_of_groups(
-    groups: Sequence[PlacementGroup],
-    sizes: Sequence[int],
-    devices: Mapping[SlotKey, Sequence[str]] | None = None,
+    groups: Mapping[PlacementGroup, int], devices: Mapping[SlotKey, Sequence[str]] | None = None
 ) -> tuple[Slot, ...]:
-    """The slots of placed groups, which come in rank order; of each the first `sizes[i]` bundles in order.
+    """The slots of placed groups, which come in rank order; of each the first bundles, so many as are said.
 
     `devices` says which accelerators a bundle holds, by `Slot.key`; bundles of one node follow them.
     """
     addresses = node_addresses()
-    per_group = [_slots_of_group(group, addresses, devices or {}) for group in groups]
-    return tuple(slot for slots, size in zip(per_group, sizes, strict=True) for slot in slots[:size])
+    return tuple(
+        slot
+        for group, size in groups.items()
+        for slot in _slots_of_group(group, addresses, devices or {})[:size]
+    )
 
 
 def _slots_of_group(
@@ -97,31 +102,28 @@ def _assigned_ids(resource: str) -> list[str]:
 
 
 def accelerator_ids_of_bundles(
-    groups: Sequence[PlacementGroup], accelerator: Accelerator
+    groups: Iterable[PlacementGroup], accelerator: Accelerator
 ) -> dict[SlotKey, list[str]]:
     """The device ids of every bundle, by `(placement group id, bundle index)`.
 
     Empty where they do not matter: one bundle per node, or a resource that Ray keeps no ids for.
     Nodes are asked side by side, the bundles of a node in turn, so that one process serves them all.
     """
-    chains = [chain for group in groups for chain in _bundles_per_node(group) if len(chain) > 1]
-    if accelerator.mask is None or not accelerator.fractional or not chains:
+    bundles: dict[tuple[PlacementGroup, str], list[int]] = {}
+    for group in groups:
+        for index, node in enumerate(bundle_node_ids(group)):
+            bundles.setdefault((group, node), []).append(index)
+    asked = [(group, indices) for (group, _), indices in bundles.items() if len(indices) > 1]
+    if accelerator.mask is None or not accelerator.fractional or not asked:
         return {}
-    with ThreadPoolExecutor(max_workers=min(len(chains), 32)) as pool:
-        answers = pool.map(lambda chain: _ask_chain(chain, accelerator.resource), chains)
+    with ThreadPoolExecutor(max_workers=min(len(asked), 32)) as pool:
+        answers = pool.map(lambda each: _ask_in_turn(each[0], each[1], accelerator.resource), asked)
         return {key: ids for answer in answers for key, ids in answer.items()}
 
 
-def _bundles_per_node(group: PlacementGroup) -> list[list[tuple[PlacementGroup, int]]]:
-    per_node: dict[str, list[tuple[PlacementGroup, int]]] = {}
-    for index, node in enumerate(bundle_node_ids(group)):
-        per_node.setdefault(node, []).append((group, index))
-    return list(per_node.values())
-
-
-def _ask_chain(chain: Sequence[tuple[PlacementGroup, int]], resource: str) -> dict[SlotKey, list[str]]:
+def _ask_in_turn(group: PlacementGroup, indices: Sequence[int], resource: str) -> dict[SlotKey, list[str]]:
     answers: dict[SlotKey, list[str]] = {}
-    for group, index in chain:
+    for index in indices:
         ids = _ask_bundle(group, index, resource)
         if ids is None:
             return {}

@@ -8,14 +8,20 @@ from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any
 
-from verl_protocol.arguments import flag, mapping, seconds, text, whole_number
+from verl_protocol.arguments import mapping, text, whole_number
 from verl_protocol.errors import InvalidValueError
 
 from verl_ray.pools.devices import Accelerator, accelerator_named, resource_of_device, worker_demand
 from verl_ray.pools.feasibility import Need
 from verl_ray.pools.shares import share_of
 
-__all__ = ["PoolSpec"]
+__all__ = [
+    "PoolSpec",
+    "checked_accelerator",
+    "checked_cpus",
+    "checked_labels",
+    "checked_shares",
+]
 
 
 # Ray counts in ten-thousandths.
@@ -39,42 +45,6 @@ class PoolSpec:
     label_selector: Mapping[str, str] | None
     topology_strategy: Mapping[str, str] | None
     accelerator_is_named: bool = field(compare=False)
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        default_shares: int,
-        use_gpu: bool,
-        max_colocate_count: int | None,
-        detached: bool,
-        accelerator_type: str | None,
-        accelerator: str | None,
-        cpus_per_worker: float | None,
-        timeout_s: float | None,
-        label_selector: Mapping[str, str] | None,
-        topology_strategy: Mapping[str, str] | None,
-    ) -> PoolSpec:
-        """Read the parameters of `RayResourcePool`.
-
-        Raises:
-            InvalidValueError: a value is out of range, or two contradict each other.
-        """
-        named = _checked_accelerator(flag("use_gpu", use_gpu), accelerator)
-        shares = _checked_shares(max_colocate_count, default_shares, named)
-        seconds("timeout_s", timeout_s, above_zero=True)
-        return cls(
-            accelerator=named,
-            shares=shares,
-            # Groups whose number the user gave have CPUs of their own; else all groups of a slot share them.
-            cpus=_checked_cpus(cpus_per_worker) * (1 if max_colocate_count is None else shares),
-            detached=flag("detached", detached),
-            accelerator_type=None if accelerator_type is None else text("accelerator_type", accelerator_type),
-            timeout_s=timeout_s,
-            label_selector=_checked_labels("label_selector", label_selector),
-            topology_strategy=_checked_labels("topology_strategy", topology_strategy),
-            accelerator_is_named=accelerator is not None,
-        )
 
     def known_accelerator(self) -> Accelerator | None:
         """The accelerator's description, None for CPU pools."""
@@ -100,13 +70,9 @@ class PoolSpec:
         bundle: dict[str, float] = {"CPU": self.cpus} if self.cpus else {}
         if self.accelerator:
             bundle[self.accelerator] = 1.0
-        if self.accelerator_type:
-            bundle[self._type_resource(offered)] = 0.0001
+        if kind := self.accelerator_type:
+            bundle[kind if ":" in kind or kind in offered else f"accelerator_type:{kind}"] = 0.0001
         return bundle
-
-    def _type_resource(self, offered: Sequence[str]) -> str:
-        name = self.accelerator_type or ""
-        return name if ":" in name or name in offered else f"accelerator_type:{name}"
 
     def worker_options(self) -> dict[str, Any]:
         """Ray options that give one worker its share of a slot."""
@@ -138,13 +104,18 @@ class PoolSpec:
         )
 
 
-def _checked_labels(argument: str, given: Mapping[str, str] | None) -> dict[str, str] | None:
+# --- the parameters of a pool, one by one; each raises InvalidValueError -----------------------------------
+
+
+def checked_labels(argument: str, given: Mapping[str, str] | None) -> dict[str, str] | None:
+    """The labels; None where there are none."""
     return {
         text(argument, name): text(argument, value) for name, value in mapping(argument, given or {}).items()
     } or None
 
 
-def _checked_accelerator(use_gpu: bool, accelerator: str | None) -> str | None:
+def checked_accelerator(use_gpu: bool, accelerator: str | None) -> str | None:
+    """The Ray resource of the accelerators, None for CPU pools."""
     if accelerator is None:
         return "GPU" if use_gpu else None
     if not use_gpu:
@@ -158,7 +129,8 @@ def _checked_accelerator(use_gpu: bool, accelerator: str | None) -> str | None:
     return accelerator
 
 
-def _checked_shares(max_colocate_count: int | None, default: int, accelerator: str | None) -> int:
+def checked_shares(max_colocate_count: int | None, default: int, accelerator: str | None) -> int:
+    """How many groups fit on a slot."""
     shareable = accelerator is None or accelerator_named(accelerator).fractional
     if max_colocate_count is None:
         return default if shareable else 1
@@ -169,7 +141,8 @@ def _checked_shares(max_colocate_count: int | None, default: int, accelerator: s
     return shares
 
 
-def _checked_cpus(cpus_per_worker: float | None) -> float:
+def checked_cpus(cpus_per_worker: float | None) -> float:
+    """CPUs per process."""
     given: Any = 1.0 if cpus_per_worker is None else cpus_per_worker
     if type(given) is bool or not isinstance(given, Real) or not 0 <= float(given) < math.inf:
         raise InvalidValueError(f"cpus_per_worker is {given!r}, expected a number of CPUs, 0 or more")
