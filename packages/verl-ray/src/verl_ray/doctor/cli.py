@@ -8,13 +8,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from verl_ray.doctor.checks import Finding, check
-from verl_ray.doctor.facts import DiskFacts, DoctorFacts, gather_facts
+from verl_ray.doctor.facts import DoctorFacts, gather_facts
 from verl_ray.pools.cluster import NodeFacts
 
-__all__ = ["main", "report_as_dict", "report_as_text"]
+__all__ = ["main", "report_as_text"]
 
 
 _GIB = 1024**3
@@ -26,9 +25,14 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | No
     options = _parser().parse_args(arguments)
     facts = gather_facts(os.environ if environ is None else environ, options.address)
     findings = check(facts)
-    report = _as_json(facts, findings) if options.json else report_as_text(facts, findings)
+    bites = any(finding.level == "error" for finding in findings)
+    if options.json:
+        told = {"ok": not bites, "findings": [asdict(finding) for finding in findings], **asdict(facts)}
+        report = json.dumps(told, indent=2, default=str)
+    else:
+        report = report_as_text(facts, findings)
     sys.stdout.write(report + "\n")
-    return 1 if any(finding.level == "error" for finding in findings) else 0
+    return int(bites)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,16 +44,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def report_as_dict(facts: DoctorFacts, findings: Sequence[Finding]) -> dict[str, Any]:
-    """The report as plain values for JSON."""
-    ok = not any(finding.level == "error" for finding in findings)
-    return {"ok": ok, "findings": [asdict(finding) for finding in findings], **asdict(facts)}
-
-
-def _as_json(facts: DoctorFacts, findings: Sequence[Finding]) -> str:
-    return json.dumps(report_as_dict(facts, findings), indent=2, default=str)
-
-
 def report_as_text(facts: DoctorFacts, findings: Sequence[Finding]) -> str:
     """The report for people."""
     lines = [
@@ -58,7 +52,9 @@ def report_as_text(facts: DoctorFacts, findings: Sequence[Finding]) -> str:
     ]
     lines += _cluster_lines(facts)
     lines += [
-        line for disk in (facts.shared_memory, facts.session_disk) if disk for line in _disk_lines(disk)
+        f"{disk.path}: {_amount('memory', disk.free)} of {_amount('memory', disk.total)} free"
+        for disk in (facts.shared_memory, facts.session_disk)
+        if disk
     ]
     lines += [f"{name}={value!r}" for name, value in sorted(facts.environ.items())]
     lines += [
@@ -86,7 +82,3 @@ def _resources(node: NodeFacts) -> str:
 
 def _amount(name: str, amount: float) -> str:
     return f"{amount / _GIB:.1f} GiB" if name in _BYTES else f"{amount:g}"
-
-
-def _disk_lines(disk: DiskFacts) -> list[str]:
-    return [f"{disk.path}: {_amount('memory', disk.free)} of {_amount('memory', disk.total)} free"]

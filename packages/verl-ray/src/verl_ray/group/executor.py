@@ -23,7 +23,6 @@ from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.planning.collectors import BatchCollector
 from verl_dispatch.planning.options import CallOptions
 from verl_dispatch.planning.plan import CallPlan, RankCall
-from verl_dispatch.workers.roles import roles_of
 from verl_protocol.columns.travel import MOST_OBJECTS
 
 from verl_ray.calls.call import RayCall, unread_behind
@@ -33,7 +32,7 @@ from verl_ray.errors import TransportRefusedError, out_of_reach
 from verl_ray.group.worker_set import WorkerSet
 from verl_ray.wire.message import ONE_READER, Answer, Readers, count_rows
 from verl_ray.wire.refs import maker_of, transport_of
-from verl_ray.worker.actor import ANY_METHOD, direct_methods, routes_of
+from verl_ray.worker.actor import ANY_METHOD, routes_of
 
 __all__ = [
     "DirectPaths",
@@ -57,13 +56,11 @@ class DirectPaths:
 
     Args:
         worker_set: the workers.
-        user_class: the class that they run.
-        role: whose methods are called; None where the workers hold one class only.
+        asked: the transport of each method that was registered with one.
     """
 
-    def __init__(self, worker_set: WorkerSet, user_class: type, role: str | None) -> None:
-        self._worker_set = worker_set
-        self._asked = dict(direct_methods(user_class if role is None else roles_of(user_class)[role]))
+    def __init__(self, worker_set: WorkerSet, asked: Mapping[str, str]) -> None:
+        self._worker_set, self._asked = worker_set, asked
         self._open: set[tuple[str, int]] = set()
 
     def open(self, method: str) -> str | None:
@@ -162,7 +159,8 @@ class Executor:
         self._worker_set, self._role = worker_set, role
         self._label = user_class.__name__
         self._routes = {route.method: route for route in routes_of(user_class) if route.role == role}
-        self._direct = DirectPaths(worker_set, user_class, role)
+        asked = {route.method: route.transport for route in self._routes.values() if route.transport}
+        self._direct = DirectPaths(worker_set, asked)
         self._remotes: dict[tuple[str, int, str | None], list[Any]] = {}
         self._generation = -1
 

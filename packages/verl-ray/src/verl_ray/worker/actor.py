@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ParamSpec, overload
 
 import ray
@@ -44,7 +44,6 @@ __all__ = [
     "create_colocated_worker_cls_fused",
     "create_colocated_worker_raw_cls",
     "derive_actor_class",
-    "direct_methods",
     "routes_of",
     "user_class_of",
 ]
@@ -66,13 +65,17 @@ CLEAN_UP_HOOKS = ("__ray_shutdown__", "close")
 
 @dataclass(frozen=True)
 class Route:
-    """Where a call goes: a method, its role where several share the process, and the runner for it."""
+    """Where a call goes: a method, its role where several share the process, and the runner for it.
+
+    `transport` is the direct transport that the method asks for its results, if any.
+    """
 
     role: str | None
     method: str
     runner: str
     is_async: bool
     materializes: bool
+    transport: str | None
 
 
 def user_class_of(cls: Any) -> type:
@@ -111,9 +114,10 @@ def routes_of(user_class: type) -> tuple[Route, ...]:
 def _routes(cls: type, role: str | None, role_index: int | None) -> Iterator[Route]:
     for name, function in inspect.getmembers(cls, inspect.isfunction):
         if hasattr(function, MAGIC_ATTR):
-            is_async = inspect.iscoroutinefunction(function)
-            materializes = register_options(function).materialize_futures
-            yield Route(role, name, runner_name(role_index, name), is_async, materializes)
+            is_async, options = inspect.iscoroutinefunction(function), register_options(function)
+            transport = None if options.tensor_transport is None else str(options.tensor_transport).lower()
+            runs = runner_name(role_index, name)
+            yield Route(role, name, runs, is_async, options.materialize_futures, transport)
 
 
 def derive_actor_class(user_class: type, *, interleaves: bool = False) -> type:
@@ -135,9 +139,8 @@ def derive_actor_class(user_class: type, *, interleaves: bool = False) -> type:
     if any(clean_up_hook(cls, CLEAN_UP_HOOKS) for cls in classes_of(user_class)):
         members[CLEAN_UP] = runner(CLEAN_UP, _clean_up, CLEAN_UP, interleaves=is_asyncio)
     for route in routes_of(user_class):
-        members[route.runner] = runner(
-            route.runner, _finder(route), route.method, route.role, interleaves=is_asyncio
-        )
+        find = partial(_method_of, role=route.role, method=route.method)
+        members[route.runner] = runner(route.runner, find, route.method, route.role, interleaves=is_asyncio)
     if issubclass(user_class, ColocatedWorker):
         members["role_specs"] = ()
     metaclass: Any = type(user_class)
@@ -145,17 +148,13 @@ def derive_actor_class(user_class: type, *, interleaves: bool = False) -> type:
     return made
 
 
-def _finder(route: Route) -> Callable[[Any], Callable[..., Any]]:
-    if route.role is None:
-        return attrgetter(route.method)
-    role, method = route.role, route.method
-    return lambda worker: worker.role_method(role, method)
+def _method_of(worker: Any, role: str | None, method: str) -> Any:
+    return getattr(worker, method) if role is None else worker.role_method(role, method)
 
 
 def _call_any(worker: Any) -> Callable[..., Any]:
     def call(role: str | None, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        function = getattr(worker, method) if role is None else worker.role_method(role, method)
-        return function(*args, **kwargs)
+        return _method_of(worker, role, method)(*args, **kwargs)
 
     return call
 
@@ -245,16 +244,14 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
         """The class that Ray instantiates; made once, so that it is exported once."""
         interleaves = self.interleaves()
         if interleaves not in self._actor_classes:
-            derived = derive_actor_class(self.user_class, interleaves=interleaves)
-            self._actor_classes[interleaves] = self._remote_class(derived)
-        return self._actor_classes[interleaves]
-
-    def _remote_class(self, derived: type) -> Any:
-        if direct_methods(*classes_of(self.user_class)) or self.user_options().get(_DIRECT):
-            # Ray then runs the methods beside the main thread; it takes this with the class, not per actor.
             remote: Any = ray.remote
-            return remote(**{_DIRECT: True})(derived)
-        return ray.remote(derived)
+            if self.user_options().get(_DIRECT) or any(each.transport for each in routes_of(self.user_class)):
+                # Ray then runs the methods beside the main thread; it takes this with the class, not per
+                # actor.
+                remote = remote(**{_DIRECT: True})
+            derived = derive_actor_class(self.user_class, interleaves=interleaves)
+            self._actor_classes[interleaves] = remote(derived)
+        return self._actor_classes[interleaves]
 
     def constructor_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the set-up call passes to the constructor; for colocated roles after their specifications."""
@@ -406,17 +403,6 @@ _MODULES = {"gloo": "torch", "nccl": "cupy", "nixl": "nixl"}
 """What Ray imports to use a transport."""
 
 
-def direct_methods(*classes: type) -> list[tuple[str, str]]:
-    """The methods of worker classes that ask for a direct transport, each with the transport's name."""
-    return [
-        (name, str(transport).lower())
-        for cls in classes
-        for name, function in inspect.getmembers(cls, inspect.isfunction)
-        if hasattr(function, MAGIC_ATTR)
-        and (transport := register_options(function).tensor_transport) is not None
-    ]
-
-
 def check_transports(
     user_class: type, accelerator: str | None, options: Mapping[str, Any], detached: bool
 ) -> None:
@@ -425,10 +411,9 @@ def check_transports(
     Raises:
         TransportRefusedError: a method asks for one that Ray cannot offer to this group.
     """
-    for method, transport in direct_methods(*classes_of(user_class)):
-        problem = _problem(transport, accelerator, options, detached)
-        if problem is not None:
-            raise TransportRefusedError(method, transport, *problem)
+    for route in routes_of(user_class):
+        if route.transport and (problem := _problem(route.transport, accelerator, options, detached)):
+            raise TransportRefusedError(route.method, route.transport, *problem)
 
 
 def _problem(

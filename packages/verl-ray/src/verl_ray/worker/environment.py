@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from verl_dispatch.workers.rank import RankInfo
 from verl_protocol.arguments import mapping, texts
 from verl_protocol.errors import InvalidTypeError, InvalidValueError
 
@@ -14,22 +15,10 @@ from verl_ray.pools.devices import DEVICE_MASKS
 __all__ = ["RANK_VARIABLES", "checked_env", "forwarded_env", "merge_settings"]
 
 
-RANK_VARIABLES: frozenset[str] = frozenset(
-    {
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "ROLE_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "RAY_LOCAL_WORLD_SIZE",
-        "WG_PREFIX",
-        "WG_BACKEND",
-    }
-)
-"""Variables that the group sets itself, one value per rank."""
+_ANY_RANK = RankInfo(rank=0, world_size=1, master_addr="", master_port="")
+
+RANK_VARIABLES: frozenset[str] = frozenset({*_ANY_RANK.environment(), "GROUP_RANK", "ROLE_RANK"})
+"""Variables that the group sets itself, one value per rank, and what else torchrun calls a rank."""
 
 
 def checked_env(argument: str, variables: Mapping[str, str] | None) -> dict[str, str]:
@@ -79,30 +68,20 @@ def forwarded_env(names: Iterable[str] | None, environ: Mapping[str, str]) -> di
     >>> forwarded_env(["NCCL_*"], {"NCCL_DEBUG": "INFO", "HOME": "/"})
     {'NCCL_DEBUG': 'INFO'}
     """
-    picked: dict[str, str] = {}
+    picked: list[str] = []
     for name in texts("forward_env", names):
-        picked |= _matching(name, environ) if _is_pattern(name) else {name: _named(name, environ)}
-    return picked
-
-
-def _is_pattern(name: str) -> bool:
-    return any(mark in name for mark in "*?[")
-
-
-def _matching(pattern: str, environ: Mapping[str, str]) -> dict[str, str]:
-    owned = RANK_VARIABLES | DEVICE_MASKS
-    found = (name for name in environ if fnmatch.fnmatchcase(name, pattern) and name not in owned)
-    return {name: environ[name] for name in found}
-
-
-def _named(name: str, environ: Mapping[str, str]) -> str:
-    _refuse_owned(name, "forward_env")
-    if name not in environ:
-        raise InvalidValueError(
-            f"forward_env names {name!r}, which is not set in this process; set it, leave it out, "
-            "or give a pattern such as 'NCCL_*', which may match nothing"
-        )
-    return environ[name]
+        if any(mark in name for mark in "*?["):
+            owned = RANK_VARIABLES | DEVICE_MASKS
+            picked += [each for each in environ if fnmatch.fnmatchcase(each, name) and each not in owned]
+            continue
+        _refuse_owned(name, "forward_env")
+        if name not in environ:
+            raise InvalidValueError(
+                f"forward_env names {name!r}, which is not set in this process; set it, leave it out, "
+                "or give a pattern such as 'NCCL_*', which may match nothing"
+            )
+        picked.append(name)
+    return {name: environ[name] for name in picked}
 
 
 def merge_settings(**sources: Mapping[str, Any] | None) -> dict[str, Any]:
