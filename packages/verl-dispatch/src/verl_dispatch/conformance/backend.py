@@ -55,29 +55,23 @@ class GroupCache:
 
     def get(self, cls: type, world_size: int) -> Group:
         """The shared group of this class and size."""
-        return self._kept((cls, world_size), lambda: self._backend.make_group(cls, world_size))
+        key = (cls, world_size)
+        if key not in self._groups:
+            self._groups[key] = self._backend.make_group(cls, world_size)
+        return self._groups[key]
 
     def colocated(self, classes: Mapping[str, type], world_size: int, *, fused: bool) -> Group:
         """The shared group of these roles."""
         key = (tuple(classes.items()), world_size, fused)
-        return self._kept(key, lambda: self._backend.make_colocated(classes, world_size, fused=fused))
-
-    def _kept(self, key: tuple[Any, ...], make: Any) -> Group:
         if key not in self._groups:
-            self._groups[key] = make()
+            self._groups[key] = self._backend.make_colocated(classes, world_size, fused=fused)
         return self._groups[key]
 
     def shutdown(self) -> None:
         """End all groups."""
         for group in self._groups.values():
-            end(group)
+            group.shutdown()
         self._groups.clear()
-
-
-def end(group: Group) -> None:
-    """Shut a group down."""
-    shutdown: Any = group.shutdown
-    shutdown()
 
 
 @pytest.fixture(scope="session")
@@ -90,6 +84,12 @@ def groups(backend: Backend) -> Iterator[GroupCache]:
 
 class SharedGroups:
     """The groups that most tests call: the worker with a method for every mode, on four ranks and on one."""
+
+    @pytest.fixture
+    def slow(self, backend: Backend) -> None:
+        """For tests about the time before the answer."""
+        if not backend.ranks_meet:
+            pytest.skip("a call is over when it has been sent")
 
     @pytest.fixture
     def group(self, groups: GroupCache) -> Any:

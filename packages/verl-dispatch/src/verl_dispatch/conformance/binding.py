@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from verl_dispatch.conformance.backend import Backend, GroupCache, SharedGroups, batch, end
+from verl_dispatch.conformance.backend import Backend, GroupCache, SharedGroups, batch
 from verl_dispatch.conformance.workers import BothRoles, ModesWorker, RoleA, RoleAB, ids_of
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.methods.decorator import register
@@ -114,11 +114,8 @@ class TestColocation:
         assert fused.spawn({"a"})["a"].ask_sibling() == ["AB.c 0", "AB.c 1"]
 
     def test_roles_are_attributes_of_the_fused_worker(self, backend: Backend) -> None:
-        group = backend.make_group(BothRoles, 2, word="both")
-        try:
+        with backend.make_group(BothRoles, 2, word="both") as group:
             assert group.both() == [("both", "A.b_c 0", "AB.c 0"), ("both", "A.b_c 1", "AB.c 1")]
-        finally:
-            end(group)
 
     def test_fuse_makes_roles_attributes(self, fused: Any) -> None:
         fused.fuse({"a", "a_b"})

@@ -30,12 +30,6 @@ class TestCalls(SharedGroups):
     """Calls on a group of 4, and on one of 1."""
 
     @pytest.fixture
-    def slow(self, backend: Backend) -> None:
-        """For tests about the time before the answer."""
-        if not backend.ranks_meet:
-            pytest.skip("a call is over when it has been sent")
-
-    @pytest.fixture
     def ctrl_c(self) -> Iterator[None]:
         """Python's own handler, also where the tests run in the background and SIGINT is ignored."""
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -69,11 +63,11 @@ class TestCalls(SharedGroups):
 
     def test_calls_are_awaited_and_streamed(self, group: Any) -> None:
         async def main() -> Any:
-            awaited = await group.rows.submit(batch(4))
+            awaited = [await group.rows.submit(batch(4)), await group.rows.options(blocking=False)(batch(4))]
             streamed = {rank: answer async for rank, answer in group.one_to_all.stream("x")}
-            return ids_of(awaited), streamed
+            return list(map(ids_of, awaited)), streamed
 
-        assert asyncio.run(main()) == ([0, 1, 2, 3], {rank: (rank, "x", None) for rank in range(4)})
+        assert asyncio.run(main()) == ([[0, 1, 2, 3]] * 2, {rank: (rank, "x", None) for rank in range(4)})
 
     def test_blocking_calls_work_while_an_event_loop_runs(self, backend: Backend, group: Any) -> None:
         async def main() -> Any:
@@ -206,18 +200,11 @@ class TestCalls(SharedGroups):
         assert time.monotonic() - started < 0.5
 
     def test_a_batch_that_is_late_is_named(self, group: Any, slow: None) -> None:
-        def wait(made: Any) -> None:
-            with pytest.raises(CallTimeout, match=r"'rows'.* within 0\.1 s from rank"):
-                made.get(0.1)
-
-        async def wait_async(made: Any) -> None:
-            with pytest.raises(CallTimeout, match=r"'rows'.* within 0\.1 s from rank"):
-                await made.aget(0.1)
-
         group.sleep.submit(0.6)
         made = group.rows.options(blocking=False)(batch(4))
-        wait(made)
-        asyncio.run(wait_async(made))
+        for wait in (made.get, lambda limit: asyncio.run(made.aget(limit))):
+            with pytest.raises(CallTimeout, match=r"'rows'.* within 0\.1 s from rank"):
+                wait(0.1)
         assert ids_of(made.get(60)) == [0, 1, 2, 3]
 
     def test_a_short_wait_is_short_while_others_wait_longer(self, group: Any, slow: None) -> None:

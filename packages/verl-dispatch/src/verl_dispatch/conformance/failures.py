@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from verl_dispatch.conformance.backend import Backend, SharedGroups, batch, end
+from verl_dispatch.conformance.backend import Backend, SharedGroups, batch
 from verl_dispatch.conformance.workers import (
     ClosingWorker,
     FailingWorker,
@@ -70,9 +70,7 @@ class TestFailures(SharedGroups):
         assert caught.value.unanswered_ranks == [0, 1, 2, 3]
         assert group.sleep.options(timeout_s=60)(0) == [0, 1, 2, 3]
 
-    def test_call_future_may_be_waited_for_again(self, backend: Backend, group: Any) -> None:
-        if not backend.ranks_meet:
-            pytest.skip("a call is over when it has been sent")
+    def test_call_future_may_be_waited_for_again(self, group: Any, slow: None) -> None:
         made = group.sleep.submit(0.5)
         with pytest.raises(CallTimeout):
             made.result(timeout=0.05)
@@ -86,12 +84,11 @@ class TestFailures(SharedGroups):
                 group.sum_of_ranks()
 
 
-class TestLifecycle:
+class TestLifecycle(SharedGroups):
     """Groups that are made, broken, restarted and ended."""
 
     def test_death_breaks_the_group_until_it_is_restarted(self, backend: Backend) -> None:
-        group: Any = backend.make_group(ModesWorker, 2, label="kept")
-        try:
+        with backend.make_group(ModesWorker, 2, label="kept") as group:
             old = group.one_to_all.options(blocking=False)(1)
             backend.resolved(old)
             ports = {each["master"] for each in group.identity()}
@@ -108,14 +105,9 @@ class TestLifecycle:
             assert group.generation == 1
             assert [each["label"] for each in group.identity()] == ["kept", "kept"]
             assert {each["master"] for each in group.identity()} != ports
-        finally:
-            end(group)
 
-    def test_silence_after_a_failure_breaks_the_group(self, backend: Backend) -> None:
-        if not backend.ranks_meet:
-            pytest.skip("no rank is silent where each runs to its end")
-        group: Any = backend.make_group(ModesWorker, 2)
-        try:
+    def test_silence_after_a_failure_breaks_the_group(self, backend: Backend, slow: None) -> None:
+        with backend.make_group(ModesWorker, 2) as group:
             group.one_to_all(1)
             started = time.monotonic()
             with pytest.raises(WorkerGroupError) as caught:
@@ -125,8 +117,6 @@ class TestLifecycle:
             assert caught.value.unanswered_ranks == [0]
             with pytest.raises(WorkerGroupError, match=r"broken by an earlier failure in 'sleep' on rank 1"):
                 group.one_to_all(1)
-        finally:
-            end(group)
 
     def test_shutdown_ends_it_for_good(self, backend: Backend) -> None:
         group: Any = backend.make_group(PlainWorker, 1)
@@ -140,8 +130,7 @@ class TestLifecycle:
 
     def test_workers_clean_up_when_the_group_ends(self, backend: Backend, tmp_path: Path) -> None:
         notes = tmp_path / "notes"
-        group: Any = backend.make_group(ClosingWorker, 2, notes)
-        with group:
+        with backend.make_group(ClosingWorker, 2, notes) as group:
             group.restart()
             assert sorted(notes.read_text().split()) == ["0", "1"]
         assert sorted(notes.read_text().split()) == ["0", "0", "1", "1"]
@@ -153,8 +142,5 @@ class TestLifecycle:
         assert "no model here" in str(caught.value)
 
     def test_worker_that_never_calls_super(self, backend: Backend) -> None:
-        group: Any = backend.make_group(SilentWorker, 2)
-        try:
+        with backend.make_group(SilentWorker, 2) as group:
             assert group.get() == [(0, 2), (1, 2)]
-        finally:
-            end(group)

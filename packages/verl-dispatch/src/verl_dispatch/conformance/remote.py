@@ -9,7 +9,7 @@ import torch
 from verl_protocol import DataProto
 from verl_protocol.errors import SchemaError
 
-from verl_dispatch.conformance.backend import Backend, SharedGroups, batch, end, ranks_of
+from verl_dispatch.conformance.backend import Backend, SharedGroups, batch, ranks_of
 from verl_dispatch.conformance.workers import WIDTH, ModesWorker, ids_of
 from verl_dispatch.errors import WorkerGroupError
 
@@ -118,19 +118,15 @@ class TestRemote(SharedGroups):
         assert len(backend.resolved(method(batch(8)))) == 4
 
     def test_a_restart_leaves_it_readable(self, backend: Backend) -> None:
-        group: Any = backend.make_group(ModesWorker, 2)
-        try:
+        with backend.make_group(ModesWorker, 2) as group:
             made = group.widened.options(remote=True)(batch(8))
             group.restart()
             assert ids_of(group.narrowed(made)) == list(range(8))
             assert made.equals(wide_batch(8))
-        finally:
-            end(group)
 
     def test_a_batch_outlives_its_group(self, backend: Backend) -> None:
-        group: Any = backend.make_group(ModesWorker, 1)
-        made = group.widened.options(remote=True)(batch(8))
-        end(group)
+        with backend.make_group(ModesWorker, 1) as group:
+            made = group.widened.options(remote=True)(batch(8))
         assert made.equals(wide_batch(8))
 
     def test_only_a_batch_can_be_put(self, group: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from verl_protocol import DataProto
 
 from verl_dispatch.conformance.backend import (
     KINDS,
@@ -20,6 +21,14 @@ from verl_dispatch.conformance.workers import BROKEN_MESHES, ids_of
 from verl_dispatch.planning.mesh import Mesh
 
 VERBS = ("call", "not blocking", "submit", "await")
+WEIGHTS = (9, 1, 8, 2, 7, 3, 6, 4)
+
+
+def weighted_batch() -> DataProto:
+    """Eight rows whose `x` are the weights."""
+    data = batch(8)
+    data.tensor("x").copy_(torch.tensor(WEIGHTS)[:, None].expand(8, 2))
+    return data
 
 
 class TestRows(SharedGroups):
@@ -37,7 +46,7 @@ class TestRows(SharedGroups):
         assert got.column("s").tolist() == [f"row {i}" for i in range(num_rows)]
         assert ids_of(data) == list(range(num_rows))
 
-    @pytest.mark.parametrize("kind", ["DataProto", "TensorDict", "DataProtoFuture"])
+    @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("verb", VERBS)
     def test_padding_may_be_asked_for_in_the_call(
         self, backend: Backend, group: Any, verb: str, kind: str
@@ -104,23 +113,18 @@ class TestRows(SharedGroups):
     def test_balanced_rows_come_back_in_input_order(
         self, backend: Backend, group: Any, equal_size: bool, verb: str
     ) -> None:
-        data = batch(8)
-        weights = [9, 1, 8, 2, 7, 3, 6, 4]
-        data.tensor("x").copy_(torch.tensor(weights)[:, None].expand(8, 2))
         method = group.rows.options(balance="x", equal_size=equal_size)
-        got = run(backend, verb, method, (data,), {})
+        got = run(backend, verb, method, (weighted_batch(),), {})
         assert ids_of(got) == list(range(8))
         sums = [0] * 4
-        for rank, weight in zip(ranks_of(got), weights, strict=True):
+        for rank, weight in zip(ranks_of(got), WEIGHTS, strict=True):
             sums[rank] += weight
         assert max(sums) - min(sums) <= 2
         if equal_size:
             assert sorted(ranks_of(got)) == [0, 0, 1, 1, 2, 2, 3, 3]
 
     def test_balance_restores_blocks_of_answers(self, group: Any) -> None:
-        data = batch(8)
-        data.tensor("x").copy_(torch.tensor([9, 1, 8, 2, 7, 3, 6, 4])[:, None].expand(8, 2))
-        got = group.twice.options(balance="x")(data)
+        got = group.twice.options(balance="x")(weighted_batch())
         assert ids_of(got) == [row for row in range(8) for _ in range(2)]
 
     def test_answers_of_other_lengths_stay_where_nothing_was_padded(self, group: Any) -> None:
@@ -171,7 +175,7 @@ class TestMeshes(SharedGroups):
 
     def test_an_unknown_mesh_lists_the_registered_ones(self, group: Any) -> None:
         with pytest.raises(KeyError, match=r"'nope'.*registered meshes: .*each.*pairs"):
-            group.over_unknown(batch(4))
+            group.over_nope(batch(4))
 
     def test_a_mesh_splits_at_least_one_batch(self, group: Any) -> None:
         with pytest.raises(TypeError, match=r"over_pairs.*|data"):

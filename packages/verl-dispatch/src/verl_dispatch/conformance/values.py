@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import numpy as np
@@ -132,8 +131,8 @@ class TestFutures(SharedGroups):
         assert ids_of(single.rows(made)) == list(range(8))
 
     def test_several_are_joined(self, group: Any) -> None:
-        parts = [self.future(group), batch(4, first=8)]
-        joined = DataProtoFuture.concat([parts[0], group.rows.options(blocking=False)(parts[1])])
+        more = group.rows.options(blocking=False)(batch(4, first=8))
+        joined = DataProtoFuture.concat([self.future(group), more])
         assert ids_of(group.rows(joined)) == list(range(12))
 
     def test_chunks_are_futures_of_their_rows(self, group: Any) -> None:
@@ -143,12 +142,6 @@ class TestFutures(SharedGroups):
         made = self.future(group)
         made.get().tensor("i").fill_(0)
         assert ids_of(made.get()) == list(range(8))
-
-    def test_can_be_awaited(self, group: Any) -> None:
-        async def wait() -> Any:
-            return await self.future(group)
-
-        assert ids_of(asyncio.run(wait())) == list(range(8))
 
     def test_method_may_resolve_it_itself(self, group: Any) -> None:
         got = group.late(self.future(group))

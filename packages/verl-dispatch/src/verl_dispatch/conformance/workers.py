@@ -225,30 +225,6 @@ class ModesWorker(Worker):
     def over_each(self, data: Any) -> Any:
         return self._marked(data)
 
-    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("nope"))
-    def over_unknown(self, data: Any) -> Any:
-        return data
-
-    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("hole"))
-    def over_hole(self, data: Any) -> Any:
-        return data
-
-    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("two"))
-    def over_two(self, data: Any) -> Any:
-        return data
-
-    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("one_lost"))
-    def over_one_lost(self, data: Any) -> Any:
-        return data
-
-    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("nobody"))
-    def over_nobody(self, data: Any) -> Any:
-        return data
-
-    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("negative"))
-    def over_negative(self, data: Any) -> Any:
-        return data
-
     def _marked(self, data: Any, more: Any = None) -> Any:
         """The rows, and which rank had them; of `more` the ids."""
         self.kept = ids_of(data)
@@ -343,6 +319,11 @@ class ModesWorker(Worker):
 
     def unregistered(self, *values: Any) -> Any:
         return self.rank, values
+
+
+for _mesh in ("nope", *BROKEN_MESHES):
+    _over_mesh = register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(_mesh))
+    setattr(ModesWorker, f"over_{_mesh}", _over_mesh(ModesWorker._marked))
 
 
 def ids_of(data: Any) -> list[int]:
