@@ -49,7 +49,7 @@ WORKER = textwrap.dedent(
     import verl_ray.worker.actor, verl_ray.worker.host
     from verl_dispatch import Dispatch, Worker, register
     from verl_dispatch.workers.rank import RankInfo
-    from verl_dispatch.workers.site import building
+    from verl_dispatch.workers.site import WorkerSite, building
     from verl_ray.wire.message import open_message, prepare_answer
     from verl_ray.wire.sealed import opened
 
@@ -61,7 +61,7 @@ WORKER = textwrap.dedent(
     verl_ray.RayClassWithInitArgs(Rules), verl_ray.RayResourcePool, verl_ray.RayWorkerGroup
     verl_ray.worker.actor.derive_actor_class(Rules)
     args, kwargs, answer = open_message((("four",), {}, None), ())
-    with building(RankInfo(rank=0, world_size=1)):
+    with building(WorkerSite(RankInfo(rank=0, world_size=1))):
         packed = prepare_answer(Rules().score(*args, **kwargs), answer)
     assert opened(pickle.loads(pickle.dumps(packed, protocol=5))) == {"length": 4}
     """

@@ -17,7 +17,7 @@ from verl_dispatch.workers.roles import (
     create_colocated_worker_raw_cls,
     has_async_methods,
 )
-from verl_dispatch.workers.site import building
+from verl_dispatch.workers.site import WorkerSite, building
 from verl_dispatch.workers.worker import Worker
 from verl_protocol.errors import InvalidArgumentError
 
@@ -61,7 +61,7 @@ class Plain:
 
 
 def built(cls: type[ColocatedWorker], rank: int = 1, world_size: int = 2) -> ColocatedWorker:
-    with building(RankInfo(rank, world_size)):
+    with building(WorkerSite(RankInfo(rank, world_size))):
         return cls()
 
 

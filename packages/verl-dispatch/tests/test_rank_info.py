@@ -3,7 +3,7 @@
 import pytest
 from verl_dispatch.errors import MissingRankVariablesError
 from verl_dispatch.workers.rank import RankInfo
-from verl_dispatch.workers.site import building, enter_site, leave_site
+from verl_dispatch.workers.site import SITE, WorkerSite, building
 from verl_dispatch.workers.worker import Worker
 from verl_protocol.errors import InvalidValueError
 
@@ -59,7 +59,7 @@ def test_unusable_variable_is_an_error(name: str, value: str, monkeypatch: pytes
 
 @pytest.mark.usefixtures("torchrun")
 def test_what_the_backend_says_goes_before_the_environment() -> None:
-    with building(RankInfo(rank=1, world_size=2)):
+    with building(WorkerSite(RankInfo(rank=1, world_size=2))):
         worker = Worker()
     assert place(worker) == (1, 2, 0, 1)
 
@@ -69,7 +69,7 @@ def test_class_that_never_calls_super_still_knows_its_rank() -> None:
         def __init__(self, value: int) -> None:
             self.seen = (self.rank, value)
 
-    with building(RankInfo(rank=1, world_size=2)):
+    with building(WorkerSite(RankInfo(rank=1, world_size=2))):
         worker = Silent(7)
     assert worker.seen == (1, 7)
     assert worker.world_size == 2
@@ -86,26 +86,27 @@ def test_worker_made_inside_another_reads_the_environment(inner_first: bool) -> 
             if not inner_first:
                 self.inner = Worker()
 
-    with building(RankInfo(rank=0, world_size=2)):
+    with building(WorkerSite(RankInfo(rank=0, world_size=2))):
         outer = Outer()
     assert place(outer) == (0, 2, 0, 1)
     assert place(outer.inner) == (3, 8, 1, 2)
 
 
 def test_inner_worker_stands_where_its_worker_stands_if_the_environment_is_silent() -> None:
-    with building(RankInfo(rank=1, world_size=2)) as site:
+    site = WorkerSite(RankInfo(rank=1, world_size=2))
+    with building(site):
         Worker()
         assert place(Worker())[:2] == (1, 2)
-    token = enter_site(site)
+    token = SITE.set(site)
     assert place(Worker())[:2] == (1, 2)
-    leave_site(token)
+    SITE.reset(token)
     with pytest.raises(MissingRankVariablesError):
         Worker()
 
 
 @pytest.mark.usefixtures("torchrun")
 def test_environment_of_many_ranks_in_one_process_is_not_asked() -> None:
-    with building(RankInfo(rank=1, world_size=2), sets_environment=False):
+    with building(WorkerSite(RankInfo(rank=1, world_size=2), sets_environment=False)):
         Worker()
         assert place(Worker())[:2] == (1, 2)
 

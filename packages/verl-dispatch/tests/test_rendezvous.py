@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from verl_dispatch.errors import CollectiveError
-from verl_dispatch.local.collectives import Rendezvous, Seat, ThreadProcessGroup
-from verl_dispatch.workers.collectives import LonelyProcessGroup, ProcessGroup, ReduceOp
+from verl_dispatch.local.collectives import LocalProcessGroup, Rendezvous, Seat
+from verl_dispatch.workers.collectives import ProcessGroup, ReduceOp
 from verl_protocol import DataProto, all_gather_data_proto
 
 pytestmark = pytest.mark.timeout(30)
@@ -24,7 +24,7 @@ def meet(world_size: int, body: Callable[[ProcessGroup], Any], absent: tuple[int
         seat = Seat()
         seat.rendezvous = rendezvous
         try:
-            value = body(ThreadProcessGroup(rank, world_size, seat))
+            value = body(LocalProcessGroup(rank, world_size, seat))
         except Exception as error:
             rendezvous.leave(rank, error)
             return error
@@ -184,7 +184,7 @@ def test_giving_up_ends_every_wait() -> None:
     seat = Seat()
     seat.rendezvous = rendezvous
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(ThreadProcessGroup(0, 2, seat).barrier)
+        waiting = threads.submit(LocalProcessGroup(0, 2, seat).barrier)
         rendezvous.abort("the group was shut down")
         with pytest.raises(CollectiveError, match="the group was shut down"):
             waiting.result()
@@ -192,19 +192,19 @@ def test_giving_up_ends_every_wait() -> None:
 
 def test_outside_a_call_there_is_nobody_to_meet() -> None:
     with pytest.raises(CollectiveError, match=r"barrier on rank 1 .* no call"):
-        ThreadProcessGroup(1, 2, Seat()).barrier()
+        LocalProcessGroup(1, 2, Seat()).barrier()
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather", "all_gather_object", "broadcast", "barrier"])
 def test_a_rank_that_runs_alone_raises_instead_of_waiting(name: str) -> None:
-    group = LonelyProcessGroup(0, 2, "ranks run one after the other; use concurrent=True")
+    group = LocalProcessGroup(0, 2, Seat("ranks run one after the other; use concurrent=True"))
     arguments = [] if name == "barrier" else [torch.ones(1)]
     with pytest.raises(CollectiveError, match=f"{name} on rank 0 .* concurrent=True"):
         getattr(group, name)(*arguments)
 
 
 def test_a_group_of_one_needs_nobody() -> None:
-    group = LonelyProcessGroup(0, 1, "unused")
+    group = LocalProcessGroup(0, 1, Seat())
     tensor = torch.tensor([2.0])
     assert group.all_reduce(tensor, "mean").tolist() == [2.0]
     [gathered] = group.all_gather(tensor)
@@ -230,4 +230,4 @@ def test_arguments_are_checked_before_anybody_waits(
     call: Callable[[ProcessGroup], Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        call(LonelyProcessGroup(0, 2, "unused"))
+        call(LocalProcessGroup(0, 2, Seat()))

@@ -10,14 +10,14 @@ import torch
 from verl_dispatch.methods.decorator import MAGIC_ATTR
 from verl_dispatch.modes import Dispatch, Execute
 from verl_dispatch.workers.rank import RankInfo
-from verl_dispatch.workers.site import building
+from verl_dispatch.workers.site import WorkerSite, building
 from verl_dispatch.workers.worker import Worker
 from verl_protocol.errors import InvalidTypeError
 
 
 @pytest.fixture
 def worker() -> Worker:
-    with building(RankInfo(rank=1, world_size=4, master_addr="127.0.0.1", master_port="29500")):
+    with building(WorkerSite(RankInfo(rank=1, world_size=4, master_addr="127.0.0.1", master_port="29500"))):
         return Worker()
 
 
@@ -115,7 +115,7 @@ def test_visible_devices(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert worker.get_cuda_visible_devices() == "not set"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    with building(RankInfo(rank=0, world_size=1)):
+    with building(WorkerSite(RankInfo(rank=0, world_size=1))):
         assert Worker(cuda_visible_devices="2,3").get_cuda_visible_devices() == "2,3"
 
 
@@ -154,7 +154,7 @@ def test_users_may_use_the_names_that_a_worker_needs_for_itself() -> None:
             super().__init__()
             self._process_group = self._meshes = self._rank_info = self.place = "mine"
 
-    with building(RankInfo(rank=0, world_size=1)):
+    with building(WorkerSite(RankInfo(rank=0, world_size=1))):
         worker = Mine()
     worker._register_dispatch_collect_info("m", 0, True)
     assert worker.rank == 0

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic
 
 from verl_protocol.arguments import whole_number, whole_numbers
 from verl_protocol.tables import html_table
 
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar as TypeVarWithDefault
-
-__all__ = ["ClassWithInitArgs", "ResourcePool"]
-
-
-P = ParamSpec("P")
-
-if TYPE_CHECKING:
-    W_co = TypeVarWithDefault("W_co", covariant=True, default=Any)
-else:
-    W_co = TypeVar("W_co", covariant=True)
+from verl_dispatch.methods.static import GroupWorker, P
 
 
 class ResourcePool:
@@ -80,7 +69,7 @@ class ResourcePool:
         return [local for count in self.store for local in range(count)]
 
 
-class ClassWithInitArgs(Generic[W_co]):
+class ClassWithInitArgs(Generic[GroupWorker]):
     """A class together with the arguments its constructor will get; calling it makes the object.
 
     Example:
@@ -88,13 +77,13 @@ class ClassWithInitArgs(Generic[W_co]):
         (1+2j)
     """
 
-    def __init__(self, cls: Callable[P, W_co], *args: P.args, **kwargs: P.kwargs) -> None:
+    def __init__(self, cls: Callable[P, GroupWorker], *args: P.args, **kwargs: P.kwargs) -> None:
         self.cls: Any = cls
         self.args = args
         self.kwargs = kwargs
         self.fused_worker_used = False
 
-    def __call__(self) -> W_co:
+    def __call__(self) -> GroupWorker:
         """The object."""
-        made: W_co = self.cls(*self.args, **self.kwargs)
+        made: GroupWorker = self.cls(*self.args, **self.kwargs)
         return made

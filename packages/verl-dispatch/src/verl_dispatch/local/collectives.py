@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,8 +13,6 @@ import torch
 from verl_dispatch.errors import CollectiveError
 from verl_dispatch.workers.collectives import ProcessGroup, ReduceOp, cannot_meet
 from verl_dispatch.workers.torch_collectives import reduce_in_rank_order
-
-__all__ = ["Rendezvous", "Seat", "ThreadProcessGroup"]
 
 
 class Rendezvous:
@@ -94,17 +93,21 @@ class Rendezvous:
         self._condition.notify_all()
 
 
+@dataclass(slots=True)
 class Seat:
-    """What a rank's thread and its process groups share: the rendezvous of the call that runs now."""
+    """What a rank and its process groups share.
 
-    __slots__ = ("rendezvous",)
+    Attributes:
+        lonely: why the rank meets nobody where there is no rendezvous.
+        rendezvous: that of the call that runs now, if the ranks run at the same time.
+    """
 
-    def __init__(self) -> None:
-        self.rendezvous: Rendezvous | None = None
+    lonely: str = "no call of the group is running"
+    rendezvous: Rendezvous | None = None
 
 
-class ThreadProcessGroup(ProcessGroup):
-    """The process group of a rank in a thread: meets the others at the rendezvous of the current call."""
+class LocalProcessGroup(ProcessGroup):
+    """The process group of a rank in this process: meets the others at the rendezvous of the current call."""
 
     def __init__(self, rank: int, world_size: int, seat: Seat) -> None:
         super().__init__(rank, world_size)
@@ -113,7 +116,7 @@ class ThreadProcessGroup(ProcessGroup):
     def _meet(self, step: tuple[Hashable, ...], value: Any, combine: Callable[[list[Any]], Any]) -> Any:
         rendezvous = self._seat.rendezvous
         if rendezvous is None:
-            raise cannot_meet(self.rank, _name(step), "no call of the group is running")
+            raise cannot_meet(self.rank, _name(step), self._seat.lonely)
         return rendezvous.exchange(self.rank, step, value, combine)
 
     def _all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> None:

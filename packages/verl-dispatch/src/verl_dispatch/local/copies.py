@@ -26,9 +26,6 @@ from verl_protocol.wire import dumps, loads
 from verl_dispatch.errors import NotPicklableError
 from verl_dispatch.planning.parts import FuturePart, PaddedPart
 
-__all__ = ["PrivateFuture", "SnapshotStore", "new_memo", "private_arguments", "private_copy"]
-
-
 T = TypeVar("T")
 Memo = dict[int, Any]
 

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
 from types import CoroutineType
 from typing import Any, TypeAlias
@@ -18,18 +19,14 @@ from verl_protocol.wire.guard import check_unwritten, watch
 
 from verl_dispatch.errors import NotPicklableError
 from verl_dispatch.local.call import LocalCall
-from verl_dispatch.local.collectives import Rendezvous, Seat, ThreadProcessGroup
+from verl_dispatch.local.collectives import LocalProcessGroup, Rendezvous, Seat
 from verl_dispatch.local.copies import new_memo, private_arguments, private_copy
 from verl_dispatch.planning.options import Labels
 from verl_dispatch.planning.plan import RankCall, unpicklable
-from verl_dispatch.workers.collectives import LonelyProcessGroup, ProcessGroup
 from verl_dispatch.workers.observed import Observation, Recorder
 from verl_dispatch.workers.rank import RankInfo
 from verl_dispatch.workers.roles import ColocatedWorker, clean_up
-from verl_dispatch.workers.site import WorkerSite, building, enter_site, leave_site
-
-__all__ = ["LocalRank", "RankEnvironment", "ReadOnlyCopies", "ThreadEngine", "TurnEngine"]
-
+from verl_dispatch.workers.site import SITE, WorkerSite, building
 
 Run: TypeAlias = "Callable[[LocalRank, RankCall], Any]"
 """What a rank does with its part of a call: build its worker, or run a method."""
@@ -51,7 +48,8 @@ class TurnEngine:
     """Runs every rank of a call before it returns; while a rank runs, the environment is that of the rank."""
 
     def __init__(self, infos: Sequence[RankInfo]) -> None:
-        self.ranks: list[LocalRank] = [LocalRank(info, _lonely, sets_environment=True) for info in infos]
+        seat = Seat(_REASON)
+        self.ranks: list[LocalRank] = [LocalRank(info, seat, sets_environment=True) for info in infos]
         self._environment = RankEnvironment(infos)
 
     def start(self, call: LocalCall, run: Run) -> None:
@@ -79,10 +77,6 @@ class TurnEngine:
         """Drop the workers."""
         for rank in self.ranks:
             rank.close()
-
-
-def _lonely(info: RankInfo) -> ProcessGroup:
-    return LonelyProcessGroup(info.rank, info.world_size, _REASON)
 
 
 _lock = threading.Lock()
@@ -180,16 +174,13 @@ class RankThread:
 
     def __init__(self, info: RankInfo, name: str) -> None:
         self._seat = Seat()
-        self.rank: LocalRank = LocalRank(info, self._process_group, sets_environment=False)
+        self.rank: LocalRank = LocalRank(info, self._seat, sets_environment=False)
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._current: Job | None = None
         self._stopped: str | None = None
         # A rank that never comes back must not keep the program from ending.
         self._thread = threading.Thread(target=self._work, name=f"{name}-rank-{info.rank}", daemon=True)
         self._thread.start()
-
-    def _process_group(self, info: RankInfo) -> ProcessGroup:
-        return ThreadProcessGroup(info.rank, info.world_size, self._seat)
 
     def put(self, job: Job) -> None:
         """Run a job after those put before it."""
@@ -254,28 +245,20 @@ class ReadOnlyCopies:
 class LocalRank:
     """One rank; what goes in and out of it is copied."""
 
-    def __init__(
-        self,
-        info: RankInfo,
-        make_process_group: Callable[[RankInfo], ProcessGroup],
-        *,
-        sets_environment: bool,
-    ) -> None:
+    def __init__(self, info: RankInfo, seat: Seat, *, sets_environment: bool) -> None:
         self.info = info
         self.worker: Any = None
         self.recorder: Recorder | None = None
-        self._make_process_group = make_process_group
-        self._sets_environment = sets_environment
-        self._site = WorkerSite(info, make_process_group, sets_environment, taken=True)
+        group = LocalProcessGroup(info.rank, info.world_size, seat)
+        self._site = WorkerSite(info, lambda _: group, sets_environment)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def build(self, cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Run the user's constructor."""
         args, kwargs = private_arguments(args, kwargs)
-        with building(self.info, self._make_process_group, sets_environment=self._sets_environment) as site:
-            self._site = site
+        with building(self._site):
             self.worker = cls(*args, **kwargs)
-        site.taken = True
+        self._site.taken = True
 
     def run(
         self,
@@ -298,16 +281,16 @@ class LocalRank:
             if (named := unpicklable(labels, [call], private_copy)) is not None:
                 raise named from None
             raise
-        token = enter_site(self._site)
+        token = SITE.set(self._site)
         try:
             function = self._method(method, role)
             value = (function if seen is None else seen.of(function))(*args, **kwargs)
             if type(value) is CoroutineType:
                 value = self._run_coroutine(value)
         finally:
-            leave_site(token)
+            SITE.reset(token)
             if seen is not None and sent is not None:
-                sent.stamps[call.rank] = seen.stamps._replace(queued=not self._sets_environment)
+                sent.stamps[call.rank] = seen.stamps._replace(queued=not self._site.sets_environment)
         if read_only is not None:
             check_unwritten((args, kwargs))
         try:
@@ -352,20 +335,14 @@ def _a_loop_runs_here() -> bool:
 
 def _in_a_thread(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine while the caller's own event loop runs: a thread can run one loop only."""
-    outcome: list[Any] = []
+    outcome: Future[Any] = Future()
 
     def run() -> None:
         try:
-            outcome.append(loop.run_until_complete(coroutine))
+            outcome.set_result(loop.run_until_complete(coroutine))
         except BaseException as error:
-            outcome.append(error)
-            raised.set()
+            outcome.set_exception(error)
 
-    raised = threading.Event()
     context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(run,), name="verl-local-async", daemon=True)
-    thread.start()
-    thread.join()
-    if raised.is_set():
-        raise outcome[0]
-    return outcome[0]
+    threading.Thread(target=context.run, args=(run,), name="verl-local-async", daemon=True).start()
+    return outcome.result()

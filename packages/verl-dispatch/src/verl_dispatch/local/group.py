@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from numbers import Integral
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
-from verl_protocol.arguments import flag
+from verl_protocol.arguments import flag, text, whole_number
 
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.groups.group import WorkerGroup
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from verl_dispatch.groups.pool import ClassWithInitArgs
     from verl_dispatch.methods.static import A, D, G, Method, P, R
     from verl_dispatch.modes import Ref
-
-__all__ = ["LocalState", "LocalWorkerGroup"]
 
 
 V = TypeVar("V")
@@ -118,25 +116,24 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     ) -> None:
         super().__init__()
         cls, args, kwargs = _unpacked(cls, args, kwargs)
-        self._world_size = _checked_world_size(world_size)
-        _check_options(concurrent, name_prefix)
-        self.name_prefix: str = name_prefix
+        self._world_size = whole_number("world_size", world_size, 1)
+        concurrent = flag("concurrent", concurrent)
+        self.name_prefix: str = text("name_prefix", name_prefix)
+        if "\0" in name_prefix:
+            raise ValueError(f"name_prefix must not have a null character, got {name_prefix!r}")
         self.answers_stay_remote: bool = flag("remote", remote)
         for each in (cls, *roles_of(cls).values()):
             self._registered_methods(each)
         name = name_prefix or f"{type(self).__name__}[{cls.__name__}]"
         self._state = LocalState(name, name_prefix, cls, self._world_size, args, kwargs, concurrent)
-        self._start()
+        self._generation_seen = 0
+        self._state.build()
         self._bind_worker_method(cls)
 
     _way_to_workers = (
         "it belongs to the program that made it; roles that call each other share a process: "
         "create_colocated_worker_raw_cls, then get_fused_worker_by_name in the worker"
     )
-
-    def _start(self) -> None:
-        self._generation_seen = self._state.life.generation
-        self._state.build()
 
     if TYPE_CHECKING:
         # As in the base, with the types of this backend: of an answer to come, and of the group itself.
@@ -217,7 +214,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     @property
     def master_address(self) -> str:
         """The address that workers see as MASTER_ADDR."""
-        return self._state.master_address
+        return _HOST
 
     @property
     def master_port(self) -> str:
@@ -274,60 +271,31 @@ def _unpacked(
     return cls, (*given.args, *args), {**given.kwargs, **kwargs}
 
 
-def _check_options(concurrent: Any, name_prefix: Any) -> None:
-    if not isinstance(concurrent, bool):
-        raise TypeError(f"concurrent must be True or False, got {concurrent!r}")
-    if not isinstance(name_prefix, str):
-        raise TypeError(f"name_prefix must be a str, got {name_prefix!r}")
-    if "\0" in name_prefix:
-        raise ValueError(f"name_prefix must not have a null character, got {name_prefix!r}")
-
-
-def _checked_world_size(world_size: Any) -> int:
-    if isinstance(world_size, bool) or not isinstance(world_size, Integral) or world_size < 1:
-        raise ValueError(f"world_size must be a whole number of at least 1, got {world_size!r}")
-    return int(world_size)
-
-
 # --- What a group and the views spawned from it share: workers, generation, failure ---------------------
 
 
 _HOST = "127.0.0.1"
 
 
+@dataclass(eq=False)
 class LocalState:
     """The workers of one group, through all its generations."""
 
-    def __init__(
-        self,
-        name: str,
-        prefix: str,
-        cls: type,
-        world_size: int,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        concurrent: bool,
-    ) -> None:
-        self.name: str = name
-        self.prefix: str = prefix
-        self.cls: type = cls
-        self.args: tuple[Any, ...] = args
-        self.kwargs: dict[str, Any] = dict(kwargs)
-        self.world_size: int = world_size
-        self.concurrent: bool = concurrent
-        self.life: LocalLife = LocalLife()
-        self.master_port: str = ""
-        self.build_s: list[float] = []
-        self._turn = threading.RLock()
-        self.closed: bool = False
-        self._recording: tuple[str, RecordWhen] | None = None
-        self._engine: TurnEngine | ThreadEngine
-        self._finalizer: weakref.finalize[..., Any]
-
-    @property
-    def master_address(self) -> str:
-        """The address where the ranks could meet for torch.distributed."""
-        return _HOST
+    name: str
+    prefix: str
+    cls: type
+    world_size: int
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    concurrent: bool
+    life: LocalLife = field(default_factory=LocalLife)
+    master_port: str = ""
+    build_s: Sequence[float] = ()
+    closed: bool = False
+    _turn: threading.RLock = field(default_factory=threading.RLock)
+    _recording: tuple[str, RecordWhen] | None = None
+    _engine: TurnEngine | ThreadEngine = field(init=False)
+    _finalizer: weakref.finalize[..., Any] = field(init=False)
 
     @property
     def workers(self) -> list[Any]:
@@ -340,12 +308,14 @@ class LocalState:
         Raises:
             WorkerGroupError: a constructor failed; nothing is left running.
         """
-        self.master_port = str(free_port(_HOST))
-        infos = [self._info(rank) for rank in range(self.world_size)]
+        size, self.master_port = self.world_size, str(free_port(_HOST))
+        place = (_HOST, self.master_port, self.prefix, "local")
+        infos = [RankInfo(rank, size, rank, size, *place) for rank in range(size)]
         self._engine = ThreadEngine(infos, self.name) if self.concurrent else TurnEngine(infos)
         self._finalizer = weakref.finalize(self, self._engine.close, "the group was collected as garbage")
         self._finalizer.atexit = False
-        call = LocalCall(self.life, self._construction(), self.name)
+        calls = tuple([RankCall(rank, self.args, self.kwargs) for rank in range(self.world_size)])
+        call = LocalCall(self.life, CallPlan(calls, "__init__", world_size=self.world_size), self.name)
         try:
             cls = self.cls
             self._engine.start(call, lambda rank, each: rank.build(cls, each.args, each.kwargs))
@@ -362,22 +332,6 @@ class LocalState:
         made_from = b"" if where is None else pickled((self.cls, self.args, self.kwargs), self.cls)
         for rank in self._engine.ranks:
             rank.recorder = None if where is None else Recorder(*where, made_from, rank.info)
-
-    def _construction(self) -> CallPlan:
-        calls = tuple([RankCall(rank, self.args, self.kwargs) for rank in range(self.world_size)])
-        return CallPlan(calls, "__init__", world_size=self.world_size)
-
-    def _info(self, rank: int) -> RankInfo:
-        return RankInfo(
-            rank=rank,
-            world_size=self.world_size,
-            local_rank=rank,
-            local_world_size=self.world_size,
-            master_addr=_HOST,
-            master_port=self.master_port,
-            group_prefix=self.prefix,
-            backend="local",
-        )
 
     def run(self, call: LocalCall, role: str | None) -> None:
         """Start a call, or run it where ranks take turns."""

@@ -24,14 +24,11 @@ from verl_protocol.errors import InvalidValueError
 
 from verl_dispatch.groups.group import WorkerGroup
 from verl_dispatch.local.call import users_frames
+from verl_dispatch.local.collectives import Seat
 from verl_dispatch.local.engines import LocalRank
 from verl_dispatch.planning.plan import RankCall
-from verl_dispatch.workers.collectives import LonelyProcessGroup
 from verl_dispatch.workers.observed import FORMAT, set_random_states
 from verl_dispatch.workers.rank import RankInfo
-
-__all__ = ["RecordedCall", "main"]
-
 
 _REASON = "a replay runs one rank alone; what the other ranks would give was not recorded"
 
@@ -78,18 +75,18 @@ class RecordedCall:
         Folders that the worker imported from are put at the end of `sys.path`.
         """
         sys.path += [entry for entry in self.facts.get("path", ()) if entry not in sys.path]
-        loads = partial(_loads, main=self.facts["main"])
-        made_from, info, call = loads(self.data)
-        return loads(made_from), info, loads(call)
+        made_from, info, call = self._loads(self.data)
+        return self._loads(made_from), info, self._loads(call)
+
+    def _loads(self, data: bytes) -> Any:
+        return _Unpickler(data, self.facts["main"]).load()
 
     @cached_property
     def rank(self) -> LocalRank:
         """The rank with a worker that was made anew; what earlier calls left in the worker is not there."""
         (cls, args, kwargs), info, _ = self.opened
         os.environ.update(info.environment())
-        rank = LocalRank(
-            info, lambda info: LonelyProcessGroup(info.rank, info.world_size, _REASON), sets_environment=True
-        )
+        rank = LocalRank(info, Seat(_REASON), sets_environment=True)
         rank.build(cls, args, kwargs)
         return rank
 
@@ -126,10 +123,6 @@ class _Unpickler(pickle.Unpickler):
         if module != "__main__" or self._main in (None, here):
             return super().find_class(module, name)
         return reduce(getattr, name.split("."), _program(self._main))
-
-
-def _loads(data: bytes, main: str | None) -> Any:
-    return _Unpickler(data, main).load()
 
 
 @cache

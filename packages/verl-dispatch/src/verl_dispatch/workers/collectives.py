@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from verl_protocol.errors import InvalidValueError
 from verl_protocol.kinds import is_tensor
@@ -14,15 +14,9 @@ from verl_dispatch.errors import CollectiveError
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "LonelyProcessGroup",
-    "ProcessGroup",
-    "ReduceOp",
-]
-
 
 ReduceOp = Literal["sum", "mean", "max", "min", "product"]
-_OPS: tuple[str, ...] = ("sum", "mean", "max", "min", "product")
+_OPS: tuple[str, ...] = get_args(ReduceOp)
 
 
 def cannot_meet(rank: int, collective: str, reason: str) -> CollectiveError:
@@ -72,7 +66,9 @@ class ProcessGroup(ABC):
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Every rank's `value`, in rank order, as copies; anything that can be pickled."""
-        return [_copy_of(value)] if self.world_size == 1 else self._all_gather_object(value)
+        if self.world_size == 1:
+            return [pickle.loads(pickle.dumps(value, protocol=5))]
+        return self._all_gather_object(value)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Overwrite `tensor` with that of rank `source`, in place, and return it."""
@@ -108,36 +104,6 @@ class ProcessGroup(ABC):
     def _barrier(self) -> None: ...
 
 
-class LonelyProcessGroup(ProcessGroup):
-    """The group of a rank that runs alone: with more than one rank every collective raises."""
-
-    def __init__(self, rank: int, world_size: int, reason: str) -> None:
-        super().__init__(rank, world_size)
-        self._reason = reason
-
-    def _refuse(self, collective: str) -> CollectiveError:
-        return cannot_meet(self.rank, collective, self._reason)
-
-    def _all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> None:
-        raise self._refuse("all_reduce")
-
-    def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        raise self._refuse("all_gather")
-
-    def _all_gather_object(self, value: Any) -> list[Any]:
-        raise self._refuse("all_gather_object")
-
-    def _broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        raise self._refuse("broadcast")
-
-    def _barrier(self) -> None:
-        raise self._refuse("barrier")
-
-
 def _check_tensor(value: object) -> None:
     if not is_tensor(value):
         raise _bad_argument("tensor", value, "a tensor; all_gather_object takes anything")
-
-
-def _copy_of(value: Any) -> Any:
-    return pickle.loads(pickle.dumps(value, protocol=5))

@@ -24,19 +24,6 @@ from verl_dispatch.methods.decorator import MAGIC_ATTR, register_options
 from verl_dispatch.planning.parts import resolve_parts, resolve_parts_async, trim_answer
 from verl_dispatch.workers.rank import RankInfo
 
-__all__ = [
-    "FORMAT",
-    "Observation",
-    "RecordWhen",
-    "Recorder",
-    "Stamps",
-    "dumps",
-    "pickled",
-    "random_states",
-    "set_random_states",
-]
-
-
 RecordWhen: TypeAlias = Literal["error", "all"]
 FORMAT = "verl-dispatch call 1"
 """What the first line of a recorded call says that it is."""

@@ -11,15 +11,6 @@ from verl_protocol.errors import InvalidValueError
 
 from verl_dispatch.errors import MissingRankVariablesError
 
-__all__ = [
-    "RankInfo",
-    "address_family",
-    "free_port",
-    "host_for_env",
-    "host_for_url",
-    "node_address",
-]
-
 
 def _bad_variable(name: str, value: object, expected: str) -> InvalidValueError:
     return InvalidValueError(f"{name} is {value!r}, expected {expected}")

@@ -8,27 +8,14 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from verl_dispatch.errors import UnknownRoleError, WorkerClassError
+from verl_dispatch.errors import WorkerClassError
 from verl_dispatch.methods.decorator import MAGIC_ATTR
 from verl_dispatch.modes import Dispatch
-from verl_dispatch.workers.site import WorkerSite, building, current_site
-from verl_dispatch.workers.worker import Worker
-
-__all__ = [
-    "ColocatedWorker",
-    "RoleSpec",
-    "UnknownRoleError",
-    "arguments_apart",
-    "clean_up",
-    "clean_up_hook",
-    "create_colocated_worker_raw_cls",
-    "has_async_methods",
-    "roles_of",
-]
-
+from verl_dispatch.workers.site import SITE, WorkerSite, building
+from verl_dispatch.workers.worker import Worker, role_in
 
 _log = logging.getLogger(__name__)
 
@@ -99,13 +86,8 @@ class ColocatedWorker(Worker):
                 setattr(self, spec.name, worker)
 
     def _build_role(self, spec: RoleSpec, siblings: dict[str, Any]) -> Any:
-        outer = current_site() or WorkerSite(self.rank_info)
-        with building(
-            self.rank_info,
-            outer.make_process_group,
-            sets_environment=outer.sets_environment,
-            fused_workers=siblings,
-        ):
+        outer = SITE.get() or WorkerSite(self.rank_info)
+        with building(replace(outer, rank_info=self.rank_info, fused_workers=siblings, taken=False)):
             try:
                 return spec.cls(*spec.args, **spec.kwargs)
             except Exception as error:
@@ -118,11 +100,7 @@ class ColocatedWorker(Worker):
         Raises:
             UnknownRoleError: no such role here.
         """
-        try:
-            return self.worker_dict[role]
-        except KeyError:
-            known = {name: type(worker).__name__ for name, worker in self.worker_dict.items()}
-            raise UnknownRoleError(role, known) from None
+        return role_in(self.worker_dict, role)
 
     def role_method(self, role: str, method: str) -> Callable[..., Any]:
         """The bound method of one role's object."""
@@ -257,17 +235,12 @@ def _direct_methods(specs: tuple[RoleSpec, ...]) -> dict[str, Callable[..., Any]
     owners: dict[str, list[str]] = {}
     functions: dict[str, Callable[..., Any]] = {}
     for spec in specs:
-        for name, function in _marked_direct(spec.cls):
-            owners.setdefault(name, []).append(spec.name)
-            functions[name] = function
+        for name, function in inspect.getmembers(spec.cls, inspect.isfunction):
+            marks = getattr(function, MAGIC_ATTR, None)
+            if marks is not None and marks["dispatch_mode"] == Dispatch.DIRECT_ROLLOUT_METHOD:
+                owners.setdefault(name, []).append(spec.name)
+                functions[name] = function
     return {name: _forward(tuple(roles), name, functions[name]) for name, roles in owners.items()}
-
-
-def _marked_direct(cls: type) -> Iterator[tuple[str, Callable[..., Any]]]:
-    for name, function in inspect.getmembers(cls, inspect.isfunction):
-        marks = getattr(function, MAGIC_ATTR, None)
-        if marks is not None and marks["dispatch_mode"] == Dispatch.DIRECT_ROLLOUT_METHOD:
-            yield name, function
 
 
 def _forward(roles: tuple[str, ...], name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,47 +35,25 @@ class WorkerSite:
     taken: bool = False
 
 
-_SITE: ContextVar[WorkerSite | None] = ContextVar("verl_dispatch_worker_site", default=None)
-
-
-def current_site() -> WorkerSite | None:
-    """The site of the worker that is being built or is running here, if a backend set one."""
-    return _SITE.get()
+SITE: ContextVar[WorkerSite | None] = ContextVar("verl_dispatch_worker_site", default=None)
+"""Of the worker that is being built or is running here, so that workers it makes know where they are."""
 
 
 @contextmanager
-def building(
-    rank_info: RankInfo,
-    make_process_group: Callable[[RankInfo], ProcessGroup] = by_torch,
-    *,
-    sets_environment: bool = True,
-    fused_workers: dict[str, Any] | None = None,
-) -> Iterator[WorkerSite]:
-    """Run a worker's constructor in this context: the first `Worker` made takes `rank_info`.
+def building(site: WorkerSite) -> Iterator[None]:
+    """Run a worker's constructor in this context: the first `Worker` made takes the site.
 
     >>> from verl_dispatch import Worker
-    >>> with building(RankInfo(rank=2, world_size=4)):
+    >>> with building(WorkerSite(RankInfo(rank=2, world_size=4))):
     ...     worker = Worker()
     >>> worker.rank, worker.world_size
     (2, 4)
     """
-    siblings = {} if fused_workers is None else fused_workers
-    site = WorkerSite(rank_info, make_process_group, sets_environment, siblings)
-    token = _SITE.set(site)
+    token = SITE.set(site)
     try:
-        yield site
+        yield
     finally:
-        _SITE.reset(token)
-
-
-def enter_site(site: WorkerSite) -> Token[WorkerSite | None]:
-    """Say that a method of the worker at this site runs now, so that workers it makes know where they are."""
-    return _SITE.set(site)
-
-
-def leave_site(token: Token[WorkerSite | None]) -> None:
-    """Undo `enter_site`."""
-    _SITE.reset(token)
+        SITE.reset(token)
 
 
 def identity_of_new_worker(site: WorkerSite | None) -> RankInfo:

@@ -13,8 +13,6 @@ from verl_dispatch.workers.rank import host_for_url
 if TYPE_CHECKING:
     from verl_dispatch.workers.rank import RankInfo
 
-__all__ = ["TorchProcessGroup", "reduce_in_rank_order"]
-
 
 class TorchProcessGroup(ProcessGroup):
     """torch.distributed over the address the group provides; joined at the first collective.

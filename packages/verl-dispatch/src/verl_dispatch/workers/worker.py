@@ -16,10 +16,7 @@ from verl_dispatch.methods.decorator import register
 from verl_dispatch.modes import Dispatch, Execute
 from verl_dispatch.workers.collectives import ProcessGroup
 from verl_dispatch.workers.rank import RankInfo, free_port, node_address
-from verl_dispatch.workers.site import by_torch, current_site, identity_of_new_worker
-
-__all__ = ["Worker", "WorkerMeshes"]
-
+from verl_dispatch.workers.site import SITE, by_torch, identity_of_new_worker
 
 # --- The meshes one worker belongs to: its data-parallel rank in each, and whether it answers for that
 #     rank
@@ -111,7 +108,7 @@ class _Place:
 
     def known_rank_info(self) -> RankInfo:
         if self.rank_info is None:
-            site = current_site()
+            site = SITE.get()
             self.rank_info = identity_of_new_worker(site)
             # A helper that stands where its worker stands reaches the other ranks the same way.
             if site is not None and site.rank_info.same_rank(self.rank_info):
@@ -144,7 +141,7 @@ class Worker:
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Take the identity that the backend has prepared, before any constructor of the user runs."""
         self = super().__new__(cls)
-        site = current_site()
+        site = SITE.get()
         if site is not None and not site.taken:
             site.taken = True
             place = _Place(site.rank_info, site.make_process_group)
@@ -231,11 +228,7 @@ class Worker:
         Raises:
             UnknownRoleError: no such role here. `fused_worker_dict.get(name)` asks without an error.
         """
-        try:
-            return self.fused_worker_dict[worker_name]
-        except KeyError:
-            known = {name: type(worker).__name__ for name, worker in self.fused_worker_dict.items()}
-            raise UnknownRoleError(worker_name, known) from None
+        return role_in(self.fused_worker_dict, worker_name)
 
     def _register_dispatch_collect_info(
         self, mesh_name: str, dp_rank: SupportsIndex, is_collect: bool
@@ -298,6 +291,17 @@ class Worker:
     def execute_func_rank_zero(self, func: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `func(*args, **kwargs)` on rank 0 and return its value."""
         return func(*args, **kwargs)
+
+
+def role_in(workers: Mapping[str, Any], role: str) -> Any:
+    """The worker of a role among these.
+
+    Raises:
+        UnknownRoleError: there is none.
+    """
+    if role not in workers:
+        raise UnknownRoleError(role, {name: type(worker).__name__ for name, worker in workers.items()})
+    return workers[role]
 
 
 # What help() and editors show for the class is what its constructor takes.

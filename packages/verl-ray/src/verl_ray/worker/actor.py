@@ -10,8 +10,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ParamSpec, overload
 
 import ray
-from verl_dispatch.groups.pool import ClassWithInitArgs, W_co
+from verl_dispatch.groups.pool import ClassWithInitArgs
 from verl_dispatch.methods.decorator import MAGIC_ATTR, register_options
+from verl_dispatch.methods.static import GroupWorker
 from verl_dispatch.workers import roles
 from verl_dispatch.workers.roles import (
     ColocatedWorker,
@@ -172,7 +173,7 @@ P = ParamSpec("P")
 _DIRECT = "enable_tensor_transport"
 
 
-class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
+class RayClassWithInitArgs(ClassWithInitArgs[GroupWorker]):
     """A worker class, plain or wrapped by `ray.remote`, with the arguments its constructor will get on every
     rank.
 
@@ -199,9 +200,9 @@ class RayClassWithInitArgs(ClassWithInitArgs[W_co]):
     if TYPE_CHECKING:
 
         @overload
-        def __init__(self, cls: ActorClass[W_co], *args: Any, **kwargs: Any) -> None: ...
+        def __init__(self, cls: ActorClass[GroupWorker], *args: Any, **kwargs: Any) -> None: ...
         @overload
-        def __init__(self, cls: Callable[P, W_co], *args: P.args, **kwargs: P.kwargs) -> None: ...
+        def __init__(self, cls: Callable[P, GroupWorker], *args: P.args, **kwargs: P.kwargs) -> None: ...
 
     def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(cls, *args, **kwargs)

@@ -30,7 +30,7 @@ from ray.exceptions import TaskCancelledError
 from verl_dispatch.workers.observed import Observation, Recorder, RecordWhen
 from verl_dispatch.workers.rank import RankInfo
 from verl_dispatch.workers.roles import ColocatedWorker
-from verl_dispatch.workers.site import building
+from verl_dispatch.workers.site import WorkerSite, building
 
 from verl_ray._clock import IMPORTED_AT
 from verl_ray.pools.devices import accelerator_named, hidden_masks, is_noset, settle_masks, visible_index
@@ -188,7 +188,7 @@ class Host:
         args, kwargs, _ = open_message(message, refs)
         make_current(info.device_index)
         started_at = time.perf_counter()
-        with building(info), self._verl_user_code():
+        with building(WorkerSite(info)), self._verl_user_code():
             _construct(self, args, kwargs)
         constructor_s = time.perf_counter() - started_at
         self._verl_report = _report(replace(assignment, rank_info=info), self._verl_born_at, constructor_s)
