@@ -26,13 +26,6 @@ from verl_protocol.wire.reduce import (
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = [
-    "deserialize_single_tensor",
-    "deserialize_tensordict",
-    "serialize_single_tensor",
-    "serialize_tensordict",
-]
-
 
 SerializedTensor = tuple[str, tuple[int, ...], memoryview]
 """dtype, shape and data."""

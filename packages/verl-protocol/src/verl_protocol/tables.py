@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
 
-__all__ = ["amount", "html_table", "text_table"]
-
-
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 

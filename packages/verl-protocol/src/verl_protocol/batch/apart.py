@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from enum import Enum
 from typing import Any, Final, TypeVar
 
 import torch
@@ -14,8 +15,6 @@ from verl_protocol.columns.travel import LARGE_BYTES, MOST_OBJECTS
 from verl_protocol.columns.walk import nbytes_of
 from verl_protocol.kinds import is_jagged
 
-__all__ = ["bound", "set_apart", "stored"]
-
 S = TypeVar("S", bound=BatchState)
 
 _HEAVY_BYTES: Final = 8_000_000
@@ -26,22 +25,11 @@ _MOST_ALONE: Final = MOST_OBJECTS - 1
 _CPU = torch.device("cpu")
 
 
-class _Unbound:
-    """The store of pieces that name an object by its number, until `bound` says where the objects lie."""
-
-    def put(self, columns: Mapping[str, Any]) -> Any:
-        """Not possible."""
-        raise RuntimeError("what is set apart is put into a store of its own")
-
-    def fetch(self, pieces: Sequence[Piece], columns: str) -> list[Mapping[str, Any]]:
-        """Not possible."""
-        raise RuntimeError(f"{columns} is read before it is known where it lies")
-
-    def __reduce__(self) -> str:
-        return "UNBOUND"
+class _Store(Enum):
+    UNBOUND = "its pieces name an object by its number, until `bound` says where the objects lie"
 
 
-UNBOUND: Final = _Unbound()
+UNBOUND: Final[Any] = _Store.UNBOUND
 
 
 def set_apart(batch: S, large_bytes: int = LARGE_BYTES) -> tuple[S, list[dict[str, Any]]]:

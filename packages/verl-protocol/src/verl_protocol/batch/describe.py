@@ -31,28 +31,16 @@ def describe_column(column: Any) -> str:
     """Dtype, shape and device of a column, on one line."""
     if isinstance(column, np.ndarray):
         return f"{column.dtype}{list(column.shape)}"
-    if is_jagged(column):
-        dim = jagged.ragged_dim(column)
-        shape = ["*" if at == dim else int(size) for at, size in enumerate(_sizes(column))]
-        return f"{_dtype(column)}[{', '.join(map(str, shape))}] jagged on {column.device}"
-    if isinstance(column, torch.Tensor):
-        return f"{_dtype(column)}{list(column.shape)} on {column.device}"
-    if isinstance(column, RemoteColumn):
-        shape = ["*" if size is None else size for size in column.shape]
-        places = f"{len(column.pieces)} piece{'' if len(column.pieces) == 1 else 's'}"
-        return f"{_dtype(column)}[{', '.join(map(str, shape))}] remote in {places}"
     if is_tensordict(column):
         return f"TensorDict with {sorted(map(str, column.keys()))}"
-    return type(column).__name__
-
-
-def _sizes(column: torch.Tensor) -> list[int]:
-    parts = jagged.jagged_parts(column)
-    return [jagged.num_jagged_rows(column), *parts.values.shape]
-
-
-def _dtype(column: torch.Tensor | RemoteColumn) -> str:
-    return str(column.dtype).removeprefix("torch.")
+    if not isinstance(column, (torch.Tensor, RemoteColumn)):
+        return type(column).__name__
+    ragged = jagged.ragged_dim(column) if is_jagged(column) else None
+    sizes = ["*" if size is None or at == ragged else str(size) for at, size in enumerate(column.shape)]
+    shown = f"{str(column.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
+    if isinstance(column, RemoteColumn):
+        return f"{shown} remote in {len(column.pieces)} piece{'' if len(column.pieces) == 1 else 's'}"
+    return f"{shown} on {column.device}" if ragged is None else f"{shown} jagged on {column.device}"
 
 
 def describe(data: BatchState) -> str:
@@ -111,12 +99,9 @@ def _section(name: str, entries: Mapping[str, str]) -> Iterator[str]:
 
 
 def _describe_array(column: NDArray[Any]) -> str:
-    held = (
-        sorted({type(item).__name__ for item in column.ravel()[:100].tolist()})
-        if column.dtype == object
-        else []
-    )
-    return describe_column(column) + (f" of {', '.join(held)}" if held else "")
+    held = column.ravel()[:100].tolist() if column.dtype == object else []
+    kinds = sorted({type(item).__name__ for item in held})
+    return describe_column(column) + (f" of {', '.join(kinds)}" if kinds else "")
 
 
 def size_line(data: BatchState, prefix: str) -> str:

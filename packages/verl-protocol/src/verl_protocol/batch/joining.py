@@ -146,8 +146,13 @@ def _concat_tensors(
         _check_pad(key, [tensors[key] for _, tensors in columns], value, side)
     if not any(part._has_batch() for _, part, _ in parts):
         return None
-    widths = _widths(columns, pad)
-    return ops.concat_all([_widened(tensors, widths, pad, side) for _, tensors in columns])
+    wider = [dict(tensors) for _, tensors in columns]
+    for key, value in pad.items():
+        shapes = [tensors[key].shape[1:] for tensors in wider]
+        width = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+        for tensors in wider:
+            tensors[key] = _widen(tensors[key], width, value, side)
+    return ops.concat_all(wider)
 
 
 def _check_pad(key: str, column: Sequence[Any], value: Any, side: Any) -> None:
@@ -172,24 +177,6 @@ def _holds(dtype: torch.dtype, value: float) -> bool:
     except (RuntimeError, TypeError, ValueError, OverflowError):
         return False
     return dtype.is_floating_point or dtype.is_complex or held == value
-
-
-def _widths(parts: Sequence[PlacedColumns], pad: Mapping[str, float]) -> dict[str, tuple[int, ...]]:
-    """The greatest size of every dimension but the first, for each column that is padded."""
-    shapes = {key: [tuple(columns[key].shape[1:]) for _, columns in parts] for key in pad}
-    return {key: tuple(max(sizes) for sizes in zip(*found, strict=True)) for key, found in shapes.items()}
-
-
-def _widened(
-    tensors: Mapping[str, torch.Tensor],
-    widths: Mapping[str, tuple[int, ...]],
-    pad: Mapping[str, float],
-    side: Side,
-) -> Mapping[str, torch.Tensor]:
-    if not widths:
-        return tensors
-    wider = {key: _widen(tensors[key], width, pad[key], side) for key, width in widths.items()}
-    return {**tensors, **wider}
 
 
 def _widen(column: torch.Tensor, width: tuple[int, ...], value: float, side: Side) -> torch.Tensor:

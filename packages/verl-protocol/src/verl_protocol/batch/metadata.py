@@ -197,16 +197,12 @@ def _apply_to_entries(rule: MergeRule, values: Sequence[Mapping[str, Any]], key:
     return {name: apply_rule(rule, held, f"{key}.{name}") for name, held in entries.items()}
 
 
-def _mean(values: list[Any]) -> Any:
-    return sum(values) / len(values)
-
-
 _NUMERIC = frozenset(["mean", "sum", "min", "max"])
 _RULES: dict[str, Callable[[list[Any]], Any]] = {
     "equal": lambda values: values[0],
     "first": lambda values: values[0],
     "list": list,
-    "mean": _mean,
+    "mean": lambda values: sum(values) / len(values),
     "sum": cast("Callable[[list[Any]], Any]", sum),
     "min": min,
     "max": max,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from verl_protocol.arguments import mapping
 from verl_protocol.columns import dense, jagged, objects, ops
-from verl_protocol.columns.remote import ColumnForm, RemoteColumn
+from verl_protocol.columns.remote import RemoteColumn, form_of
 from verl_protocol.errors import (
     ColumnError,
     InvalidTypeError,
@@ -311,55 +311,33 @@ def _check_column(key: str, column: Sequence[tuple[int, Any]], padded: bool) -> 
         # An array without rows says nothing about its dtype: numpy makes float64 of an empty list.
         column = [(place, part) for place, part in column if len(part)] or column[:1]
     first_place, first = column[0]
-    expected = dict(_facts(first, padded))
+    expected = _facts(first, padded)
     for place, part in column[1:]:
-        found = dict(_facts(part, padded))
+        found = _facts(part, padded)
         differing = {name for name in expected | found if expected.get(name) != found.get(name)}
-        if (
-            isinstance(first, np.ndarray)
-            and isinstance(part, np.ndarray)
-            and object in (first.dtype, part.dtype)
-        ):
+        if "O" in (expected.get("kind"), found.get("kind")):
             # Objects may be of any kind, so an array of objects takes the rows of any other array.
             differing.discard("kind")
         if differing:
             name = min(differing, key=[*expected, *found].index)
-            raise _differing(key, name, {first_place: _shown(expected, name), place: _shown(found, name)})
+            told = {first_place: expected, place: found}
+            raise _differing(key, name, {at: facts.get(name, facts["type"]) for at, facts in told.items()})
 
 
-def _shown(facts: Mapping[str, Any], name: str) -> Any:
-    return facts.get(name, facts["type"])
-
-
-def _facts(column: Any, padded: bool) -> Iterator[tuple[str, Any]]:
+def _facts(column: Any, padded: bool = False) -> dict[str, Any]:
     """What must be the same in all parts, the most telling first."""
-    if isinstance(column, np.ndarray):
-        yield from {"type": "array", "kind": column.dtype.kind, "row shape": column.shape[1:]}.items()
-    elif isinstance(column, RemoteColumn):
-        yield from _facts_of_form(column.form, padded)
-    elif is_jagged(column):
-        parts = jagged.jagged_parts(column)
-        shape = tuple("*" if dim == parts.dim - 1 else size for dim, size in enumerate(parts.values.shape))
-        yield from {"type": "jagged tensor", "ragged dim": parts.dim, "row shape": shape}.items()
-        yield from {"dtype": column.dtype, "device": column.device}.items()
-    elif isinstance(column, torch.Tensor):
-        shape = ("*",) * (column.ndim - 1) if padded else tuple(column.shape[1:])
-        yield from {"type": "dense tensor", "row shape": shape}.items()
-        yield from {"dtype": column.dtype, "device": column.device}.items()
-    elif is_tensordict(column):
-        yield from {"type": "nested TensorDict", "keys": sorted(map(str, column.keys()))}.items()
-        yield "batch dims", column.batch_size[1:]
-    else:
-        yield "type", type(column).__name__
-
-
-def _facts_of_form(form: ColumnForm, padded: bool) -> Iterator[tuple[str, Any]]:
+    if is_tensordict(column):
+        keys = sorted(map(str, column.keys()))
+        return {"type": "nested TensorDict", "keys": keys, "batch dims": column.batch_size[1:]}
+    if not isinstance(column, (np.ndarray, torch.Tensor, RemoteColumn)):
+        return {"type": type(column).__name__}
+    form = column.form if isinstance(column, RemoteColumn) else form_of(column)
     shape = tuple("*" if size is None or padded else size for size in form.row_shape)
-    if form.kind == "jagged":
-        yield from {"type": "jagged tensor", "ragged dim": form.row_shape.index(None) + 1}.items()
-    else:
-        yield "type", "dense tensor"
-    yield from {"row shape": shape, "dtype": form.dtype, "device": form.device}.items()
+    if form.kind == "array":
+        return {"type": "array", "kind": form.dtype.kind, "row shape": shape}
+    ragged = {"ragged dim": form.row_shape.index(None) + 1} if form.kind == "jagged" else {}
+    rest = {"row shape": shape, "dtype": form.dtype, "device": form.device}
+    return {"type": f"{form.kind} tensor", **ragged, **rest}
 
 
 def misfit(column: Any, dtype: Any, row_shape: Sequence[int | None] | None) -> str:
@@ -373,7 +351,7 @@ def misfit(column: Any, dtype: Any, row_shape: Sequence[int | None] | None) -> s
     if isinstance(column, np.ndarray) and not len(column):
         # It says nothing: numpy makes float64 of an empty list.
         return ""
-    facts = dict(_facts(column, padded=False))
+    facts = _facts(column)
     found, shape = getattr(column, "dtype", None), facts.get("row shape", ())
     if dtype is not None and not _is_of(found, dtype):
         return f"is of dtype {found or facts['type']}, not {dtype}"

@@ -11,8 +11,6 @@ import torch
 from verl_protocol.columns import jagged, ops
 from verl_protocol.columns.remote import ColumnForm, Piece, RemoteColumn, Store, same_rows
 
-__all__ = ["ColumnsOnDemand", "InProcessStore", "Stored", "empty_of", "held_in", "read", "read_all"]
-
 
 class Stored:
     """A reference of `InProcessStore`: alive as long as somebody has it, and so are the columns."""

@@ -20,7 +20,6 @@ from verl_protocol.kinds import PLAIN, is_jagged, is_tensor, is_tensordict
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Leaf", "Replacer", "deep_copy", "leaves", "nbytes_of", "storage_nbytes", "visited"]
 
 T = TypeVar("T")
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from verl_protocol.wire.buffers import Reduction
     from verl_protocol.wire.encoder import Encoder
 
-__all__ = ["asking_pickler"]
-
 
 _NEVER_REDUCED = frozenset([type, FunctionType, BuiltinFunctionType, MethodType])
 """Types of objects that a pickler asks about often, and of which the encoder knows nothing."""
