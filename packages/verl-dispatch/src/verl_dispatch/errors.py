@@ -52,6 +52,12 @@ def _shortened(text: str, most: int) -> str:
     return f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"
 
 
+def maybe(name: object, known: Iterable[str], words: str = "maybe") -> str:
+    """A hint at the name that is nearest to this one; empty where none is near."""
+    found = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"; {words} {found[0]!r}?" if found else ""
+
+
 def _ranks(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
@@ -63,9 +69,8 @@ class UnknownMemberError(PortableError, KeyError, AttributeError):
     """A name that a dynamic enum does not have."""
 
     def __init__(self, enum: str, name: str, known: Sequence[str]) -> None:
-        found = difflib.get_close_matches(str(name).upper(), known, n=1)
-        maybe = f"; maybe {found[0]!r}?" if found else ""
-        super().__init__(f"{enum} has no member {name!r}{maybe}; known members: {_names(known)}")
+        near = maybe(str(name).upper(), known)
+        super().__init__(f"{enum} has no member {name!r}{near}; known members: {_names(known)}")
 
 
 class InvalidModeError(InvalidArgumentError):
@@ -137,12 +142,10 @@ class UnknownMeshError(PortableError, KeyError):
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         names = list(known)
-        found = difflib.get_close_matches(str(name), names, n=1)
-        maybe = f"; maybe {found[0]!r}?" if found else ""
         super().__init__(
-            f"mesh {name!r} is not registered{maybe}; registered meshes: {_names(names)}; add it with "
-            f"group.add_mesh(Mesh.from_sizes({name!r}, ...)), or in the worker's constructor with "
-            "_register_dispatch_collect_info(mesh_name, dp_rank, is_collect)"
+            f"mesh {name!r} is not registered{maybe(name, names)}; registered meshes: {_names(names)}; "
+            f"add it with group.add_mesh(Mesh.from_sizes({name!r}, ...)), or in the worker's constructor "
+            "with _register_dispatch_collect_info(mesh_name, dp_rank, is_collect)"
         )
 
 
@@ -164,10 +167,9 @@ class UnknownMethodError(PortableError, AttributeError):
     """A method that the group's worker class has not registered; `way` is where else to look, if known."""
 
     def __init__(self, group: str, name: str, known: Sequence[str], hint: str = "", way: str = "") -> None:
-        maybe = f"; maybe {hint!r}?" if hint else ""
         more = f"; {way}" if way else ""
         super().__init__(
-            f"{group} has no registered method {name!r}{maybe}; registered methods: {_names(known)}{more}"
+            f"{group} has no registered method {name!r}{hint}; registered methods: {_names(known)}{more}"
         )
 
 

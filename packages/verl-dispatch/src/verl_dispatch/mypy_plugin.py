@@ -159,8 +159,9 @@ def _worker_method(
     if isinstance(declared, AnyType):
         return ctx.default_attr_type
     declared = get_proper_type(expand_type_by_instance(declared, map_instance_to_supertype(worker, owner)))
-    if not _is_registered(declared):
-        return _not_registered(name, worker, ctx)
+    if not _is(declared, REGISTERED):
+        problem = "is not registered: a group has only methods with @register"
+        return _failed(f'"{name}" of "{worker.type.name}" {problem}', ctx)
     return _on_group(name, group, cast(Instance, declared), ref, ctx)
 
 
@@ -172,9 +173,17 @@ def _on_group(name: str, group: Instance, method: Instance, ref: ProperType, ctx
         return ctx.default_attr_type
     if isinstance(_arguments_as(forms[0], {MODE})[0], UninhabitedType):
         return _failed(f'"{name}" cannot be called on a group, only on a worker', ctx)
-    calls = [_GroupCall(form, signature, ref) for form in forms[1:] or forms]
-    fallback = shape.copy_modified(args=_GroupCall.of(forms, signature, ref).arguments_of_method(blocking))
-    bound = [call.bound(f"{name} of {group.type.name}", blocking, fallback) for call in calls]
+    whole = _GroupCall.of(forms, signature, ref)
+    arguments = [whole.parameters, whole.answer, whole.gives, whole.result(blocking)]
+    # A callable whose other attributes are those of the group's method object.
+    method_object = shape.copy_modified(args=arguments)
+    told = f"{name} of {group.type.name}"
+    bound: list[CallableType] = [
+        call.signature.copy_modified(
+            ret_type=call.result(blocking), fallback=method_object, name=told, definition=None
+        )
+        for call in (_GroupCall(form, signature, ref) for form in forms[1:] or forms)
+    ]
     return bound[0] if len(bound) == 1 else Overloaded(bound)
 
 
@@ -237,16 +246,6 @@ class _GroupCall:
         if not isinstance(blocking, LiteralType):
             return AnyType(TypeOfAny.explicit)
         return self.gives if blocking.value else self.gives_later
-
-    def arguments_of_method(self, blocking: ProperType) -> list[Type]:
-        """The type arguments of the group's method object."""
-        return [self.parameters, self.answer, self.gives, self.result(blocking)]
-
-    def bound(self, name: str, blocking: ProperType, fallback: Instance) -> CallableType:
-        """A callable whose other attributes are those of the group's method object."""
-        return self.signature.copy_modified(
-            ret_type=self.result(blocking), fallback=fallback, name=name, definition=None
-        )
 
 
 def _taken(form: Type, argument: Type, ref: ProperType | None) -> Type:
@@ -335,7 +334,7 @@ def _is_batch(typ: Instance) -> bool:
     return typ.type.fallback_to_any or any(map(typ.type.get, ("concat", "batch_size")))
 
 
-def _is(typ: Type, name: str) -> bool:
+def _is(typ: Type | None, name: str) -> bool:
     proper = get_proper_type(typ)
     return isinstance(proper, Instance) and proper.type.fullname == name
 
@@ -353,25 +352,15 @@ def _unknown(name: str, group: Instance, worker: Instance, ctx: AttributeContext
         known
         for base in worker.type.mro
         for known, symbol in base.names.items()
-        if _is_registered(symbol.type)
+        if _is(symbol.type, REGISTERED)
     ]
     maybe = "".join(f'; maybe "{close}"?' for close in get_close_matches(name, known, n=1))
     return _failed(f'"{group.type.name}[{worker.type.name}]" has no method "{name}"{maybe}', ctx)
 
 
-def _not_registered(name: str, worker: Instance, ctx: AttributeContext) -> Type:
-    where = f'"{name}" of "{worker.type.name}"'
-    return _failed(f"{where} is not registered: a group has only methods with @register", ctx)
-
-
 def _failed(message: str, ctx: AttributeContext) -> Type:
     ctx.api.fail(message, ctx.context, code=ATTR_DEFINED)
     return AnyType(TypeOfAny.from_error)
-
-
-def _is_registered(typ: Type | None) -> bool:
-    proper = get_proper_type(typ)
-    return isinstance(proper, Instance) and proper.type.fullname == REGISTERED
 
 
 def _depend_on(owner: TypeInfo, name: str, ctx: AttributeContext) -> None:

@@ -18,8 +18,6 @@ from verl_dispatch.planning.collectors import BatchCollector
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions, OptionChanges
 from verl_dispatch.planning.plan import CallPlan, with_worker_trims
 
-__all__ = ["GroupMethod"]
-
 
 class GroupMethod(Generic[GP, R_co, G_co, D_co]):
     """One registered method, bound to a group.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -34,6 +33,7 @@ from verl_dispatch.errors import (
     UnknownMethodError,
     UnknownRoleError,
     WorkerGroupError,
+    maybe,
 )
 from verl_dispatch.groups.bound_method import GroupMethod
 from verl_dispatch.groups.call import AnswerStream, Call, CallFuture
@@ -55,55 +55,9 @@ if TYPE_CHECKING:
     from verl_protocol import DataProto
     from verl_protocol.columns.remote import Store
 
-__all__ = ["RESERVED_NAMES", "MethodNames", "WorkerGroup"]
-
 
 ProtoT = TypeVar("ProtoT", bound="DataProto")
 
-
-RESERVED_NAMES = frozenset(
-    {
-        "add_mesh",
-        "answers_stay_remote",
-        "bind",
-        "call",
-        "execute_all",
-        "execute_all_async",
-        "execute_all_sync",
-        "execute_rank_zero",
-        "execute_rank_zero_async",
-        "execute_rank_zero_sync",
-        "forget_meshes",
-        "from_detached",
-        "fuse",
-        "generation",
-        "is_detached",
-        "is_usable",
-        "master_address",
-        "master_port",
-        "mesh",
-        "methods",
-        "name_prefix",
-        "on",
-        "put",
-        "record",
-        "resource_pool",
-        "restart",
-        "role",
-        "shutdown",
-        "spawn",
-        "start_worker_aliveness_check",
-        "startup_report",
-        "stream",
-        "submit",
-        "trace",
-        "watch",
-        "worker_names",
-        "workers",
-        "world_size",
-    }
-)
-"""Names that every group needs for itself; a worker method of such a name cannot be registered."""
 
 _HANDED_ON = DEFAULT_OPTIONS.changed(blocking=False)
 
@@ -605,8 +559,8 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         known = [each for each in self.__dict__.get("_methods", ()) if not each.startswith("_")]
         # What every worker has is of no help to who looks for a method of their own.
         own = [each for each in known if not hasattr(Worker, each)]
-        [hint] = difflib.get_close_matches(name, known, n=1) or [""]
-        return UnknownMethodError(self._label(), name, own, hint, self._way_to(name.rpartition(".")[2]))
+        way = self._way_to(name.rpartition(".")[2])
+        return UnknownMethodError(self._label(), name, own, maybe(name, known), way)
 
     def _way_to(self, name: str) -> str:
         """Where a name is that is no registered method of the class; empty where it is nowhere."""
@@ -658,6 +612,17 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         own = [method for method in self._methods.values() if not hasattr(Worker, method.__name__)]
         rows = [(method.__name__, str(method.signature), method._planner.mode) for method in own]
         return html_table(["method", "arguments", "mode"], rows, repr(self))
+
+
+RESERVED_NAMES = frozenset(
+    [
+        *(name for name in vars(WorkerGroup) if not name.startswith("_")),
+        # What backends add, and what is set for one group only.
+        *("from_detached", "generation", "is_detached", "master_address", "master_port", "resource_pool"),
+        *("restart", "startup_report", "watch", "worker_names", "workers"),
+    ]
+)
+"""Names that every group needs for itself; a worker method of such a name cannot be registered."""
 
 
 def _name_of(method: Any) -> str:

@@ -7,9 +7,6 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-__all__ = ["Progress"]
-
-
 _MOST_LINES = 16
 _MOST_NAMED = 4
 

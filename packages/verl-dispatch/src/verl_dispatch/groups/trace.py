@@ -23,9 +23,6 @@ from verl_protocol.tables import amount, html_table, text_table
 from verl_dispatch.planning.plan import CallPlan, bytes_of_answers, bytes_of_call, bytes_of_calls
 from verl_dispatch.workers.observed import Stamps
 
-__all__ = ["CallObserver", "Stage", "Trace", "TracedCall", "clock_shifts"]
-
-
 _MOST_OF_AN_ERROR = 500
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial, wraps
 from types import NoneType, UnionType
@@ -53,13 +53,6 @@ if TYPE_CHECKING:
     )
     from verl_dispatch.planning.schemas import Columns, ReadsBy
 
-__all__ = [
-    "MAGIC_ATTR",
-    "RegisterOptions",
-    "register",
-    "register_options",
-]
-
 
 MAGIC_ATTR = "__verl_dispatch__"
 _OPTIONS_ATTR = "__verl_dispatch_options__"
@@ -98,8 +91,8 @@ class FurtherOptions(TypedDict, total=False):
     writes: Columns | None
 
 
-# For type checkers: pairs that are refused, modes on rank 0 or some ranks, modes on all ranks, the default
-# mode, and last whatever is known only at run time, which must not let refused pairs through.
+# For type checkers: pairs that are refused, modes on rank 0 or some ranks, modes on all ranks (by default
+# ALL_TO_ALL), and last whatever is known only at run time, which must not let refused pairs through.
 @overload
 def register(  # type: ignore[overload-overlap]
     dispatch_mode: modes.SplittingMode,
@@ -151,20 +144,12 @@ def register(  # type: ignore[overload-overlap]
 ) -> BatchDecorator[MB, Blocking]: ...
 @overload
 def register(
-    dispatch_mode: M,
+    dispatch_mode: M = ...,
     execute_mode: modes.ExecuteAll = ...,
     blocking: Blocking = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
 ) -> Decorator[M, Blocking]: ...
-@overload
-def register(
-    *,
-    execute_mode: modes.ExecuteAll = ...,
-    blocking: Blocking = ...,
-    materialize_futures: bool = ...,
-    **more: Unpack[FurtherOptions],
-) -> Decorator[modes.AllToAll, Blocking]: ...
 @overload
 def register(
     dispatch_mode: DispatchMode = ...,
@@ -228,9 +213,10 @@ def register(
     check_dispatch_mode(dispatch_mode)
     check_execute_mode(execute_mode)
     check_pair(dispatch_mode, execute_mode)
-    _check_flags(
-        blocking=blocking, materialize_futures=materialize_futures, read_only=read_only, remote=remote
-    )
+    flags = {"blocking": blocking, "materialize_futures": materialize_futures, "read_only": read_only}
+    for name, value in {**flags, "remote": remote}.items():
+        if not isinstance(value, bool):
+            raise _bad_option(name, value, "True or False")
     if not isinstance(tensor_transport, str | None):
         raise _bad_option("tensor_transport", tensor_transport, "the name of a transport, or None")
     if remote and tensor_transport is not None:
@@ -265,12 +251,6 @@ def register_options(function: object) -> RegisterOptions:
 
 
 # --- what cannot be registered ----------------------------------------------------------------------------
-
-
-def _check_flags(**flags: Any) -> None:
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise _bad_option(name, value, "True or False")
 
 
 def _bad_option(option: str, given: object, expected: str) -> InvalidTypeError:
@@ -315,19 +295,22 @@ def _check_takes_batches(dispatch_mode: DispatchMode, *, materialize_futures: bo
         )
 
 
-_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+def positional_names(parameters: Iterable[inspect.Parameter]) -> tuple[str, ...]:
+    """Names of the parameters that an argument without a name may be for."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(each.name for each in parameters if each.kind in kinds)
 
 
 def _reads_of(function: Any, given: Any) -> Reads:
     parameters = list(inspect.signature(function).parameters.values())
-    named = [each.name for each in parameters if each.kind not in _MANY]
-    by_position = [each.name for each in parameters if each.kind in _BY_POSITION]
     # A function that starts with `*args` has no parameter for the worker itself.
-    own = 0 if parameters and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL else 1
-    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
-    labels = Labels(function.__name__, tuple(by_position[own:]))
-    return Reads.of(given, labels, None if takes_any else named[own:])
+    if parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+        del parameters[0]
+    labels = Labels(function.__name__, positional_names(parameters))
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+        return Reads.of(given, labels, None)
+    named = [each.name for each in parameters if each.kind is not inspect.Parameter.VAR_POSITIONAL]
+    return Reads.of(given, labels, named)
 
 
 def _return_annotation(function: Any) -> Any:

@@ -27,31 +27,6 @@ from verl_dispatch.planning.split import Lists, SplitList, split_batches, split_
 if TYPE_CHECKING:
     from verl_dispatch.modes import NdBatches
 
-__all__ = [
-    "NdCollect",
-    "NdDispatch",
-    "collect_all_to_all",
-    "collect_dp_compute",
-    "collect_dp_compute_data_proto",
-    "collect_nd_compute",
-    "collect_nd_compute_dataproto",
-    "collect_rank_zero",
-    "dispatch_all_to_all",
-    "dispatch_direct_rollout_method",
-    "dispatch_dp_compute",
-    "dispatch_dp_compute_data_proto",
-    "dispatch_dp_compute_data_proto_with_func",
-    "dispatch_nd_compute",
-    "dispatch_nd_compute_dataproto",
-    "dispatch_one_to_all",
-    "dispatch_one_to_one",
-    "dispatch_rank_zero",
-    "make_nd_compute_dataproto_dispatch_fn",
-    "scatter_one_to_all",
-    "scatter_one_to_one",
-    "scatter_rank_zero",
-]
-
 
 # --- whole arguments: to rank 0, or to all ----------------------------------------------------------------
 

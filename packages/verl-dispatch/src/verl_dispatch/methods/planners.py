@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import index
 from typing import Any
 
@@ -33,8 +34,6 @@ from verl_dispatch.planning.collectors import (
 )
 from verl_dispatch.planning.options import CURRENT_CALL, CallOptions, CallScope
 from verl_dispatch.planning.plan import CallPlan, RankCall, Scatter, with_columns
-
-__all__ = ["CallPlanner", "CustomCollector"]
 
 
 class CallPlanner:
@@ -256,7 +255,7 @@ class CustomCollector(Collector):
         order = self.layout.order if self.layout else None
         if order is None or not isinstance(result, DataProtoFuture):
             return result
-        return DataProtoFuture(_InInputOrder(order), [result])
+        return DataProtoFuture(partial(_in_input_order, order), [result])
 
     def _made_of(self, outputs: Sequence[Any]) -> Any:
         try:
@@ -266,9 +265,5 @@ class CustomCollector(Collector):
             raise
 
 
-@dataclass(frozen=True, slots=True)
-class _InInputOrder:
-    order: tuple[int, ...]
-
-    def __call__(self, values: Sequence[Any]) -> Any:
-        return in_input_order(values[0], self.order)
+def _in_input_order(order: tuple[int, ...], values: Sequence[Any]) -> Any:
+    return in_input_order(values[0], order)

@@ -7,18 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_dispatch.errors import (
-    WorkerClassError,
-)
-from verl_dispatch.methods.decorator import MAGIC_ATTR, RegisterOptions, register_options
+from verl_dispatch.errors import WorkerClassError
+from verl_dispatch.methods.decorator import MAGIC_ATTR, RegisterOptions, positional_names, register_options
 from verl_dispatch.methods.registry import DispatchMode, check_dispatch_mode, check_execute_mode, mode_name
 from verl_dispatch.modes import Execute
 from verl_dispatch.planning.options import CallOptions, Labels
-
-__all__ = [
-    "RegisteredMethod",
-    "registered_methods",
-]
 
 
 def registered_methods(cls: type, reserved: frozenset[str] = frozenset()) -> dict[str, RegisteredMethod]:
@@ -62,13 +55,6 @@ def _no_instance_method(cls: str, name: str, kind: str) -> WorkerClassError:
     )
 
 
-def _changed_override(cls: str, name: str, base: str, problem: str) -> WorkerClassError:
-    return WorkerClassError(
-        f"{cls}.{name} overrides the registered {base}.{name} {problem}; "
-        "decorate the override with the same modes, or give it another name"
-    )
-
-
 def _takes_nothing(function: Any) -> bool:
     kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
     return not kinds or kinds[0] in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
@@ -81,13 +67,17 @@ def _check_override(cls: type, name: str, function: Any) -> None:
             continue
         own = getattr(function, MAGIC_ATTR, None)
         if own is None:
-            raise _changed_override(cls.__qualname__, name, base.__qualname__, "without @register")
-        if own["dispatch_mode"] != marks["dispatch_mode"]:
+            change = "without @register"
+        elif own["dispatch_mode"] != marks["dispatch_mode"]:
             change = f"with {mode_name(own['dispatch_mode'])} instead of {mode_name(marks['dispatch_mode'])}"
-            raise _changed_override(cls.__qualname__, name, base.__qualname__, change)
-        if own["execute_mode"] != marks["execute_mode"]:
+        elif own["execute_mode"] != marks["execute_mode"]:
             change = f"with execute mode {own['execute_mode'].name} instead of {marks['execute_mode'].name}"
-            raise _changed_override(cls.__qualname__, name, base.__qualname__, change)
+        else:
+            continue
+        raise WorkerClassError(
+            f"{cls.__qualname__}.{name} overrides the registered {base.__qualname__}.{name} {change}; "
+            "decorate the override with the same modes, or give it another name"
+        )
 
 
 # --- what a group knows of one of them --------------------------------------------------------------------
@@ -140,7 +130,7 @@ class RegisteredMethod:
             options=register_options(function),
             signature=signature,
             is_async=inspect.iscoroutinefunction(function),
-            labels=Labels(name, _positional_names(signature)),
+            labels=Labels(name, positional_names(signature.parameters.values())),
             shape=_Shape.of(signature),
         )
 
@@ -210,8 +200,3 @@ def _without_self(function: Callable[..., Any]) -> inspect.Signature:
     # Ray adds a keyword to the methods of a class that is given to `ray.remote`; nobody calls with it.
     own = [each for each in signature.parameters.values() if each.name != "_ray_trace_ctx"]
     return signature.replace(parameters=own[1:])
-
-
-def _positional_names(signature: inspect.Signature) -> tuple[str, ...]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(name for name, parameter in signature.parameters.items() if parameter.kind in kinds)

@@ -30,25 +30,6 @@ from verl_dispatch.planning.options import ROW_OPTIONS
 if TYPE_CHECKING:
     from verl_dispatch.modes import ExecuteSome
 
-__all__ = [
-    "DISPATCH_MODE_FN_REGISTRY",
-    "MODES",
-    "DispatchMode",
-    "ModeSpec",
-    "check_dispatch_mode",
-    "check_execute_mode",
-    "check_pair",
-    "functions_of",
-    "get_predefined_dispatch_fn",
-    "get_predefined_execute_fn",
-    "mode_name",
-    "rank_selector",
-    "register_dispatch_mode",
-    "register_execute_mode",
-    "spec_of",
-    "update_dispatch_mode",
-]
-
 
 Function: TypeAlias = Callable[..., Any]
 DispatchMode: TypeAlias = Dispatch | dict[str, Any]

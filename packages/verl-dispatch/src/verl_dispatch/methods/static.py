@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from verl_protocol.futures.future import DataProtoFuture
 
     from verl_dispatch.modes import (
+        AllToAll,
         Batch,
         BatchMode,
         Dispatch,
@@ -57,7 +58,6 @@ B = TypeVar("B", bound=bool)
 D = TypeVar("D")
 F = TypeVar("F")
 G = TypeVar("G")
-M = TypeVar("M", bound="Dispatch")
 MB = TypeVar("MB", bound="BatchMode")
 M_co = TypeVar("M_co", bound="Dispatch", covariant=True)
 R = TypeVar("R")
@@ -74,19 +74,18 @@ if TYPE_CHECKING:
     G_co = TypeVarWithDefault("G_co", covariant=True, default=Any)
     D_co = TypeVarWithDefault("D_co", covariant=True, default=Any)
     B_co = TypeVarWithDefault("B_co", bound=bool, covariant=True, default=Any)
+    # The mode that `register` is given, or its default.
+    M = TypeVarWithDefault("M", bound=Dispatch, default=AllToAll)
     # Covariant: a group of a derived class is a group of its base.
     GroupWorker = TypeVarWithDefault("GroupWorker", default=Any, covariant=True)
     GroupRef = TypeVarWithDefault("GroupRef", default=Any)
     # `blocking` as it was written, and True where it was not.
     Blocking = TypeVarWithDefault("Blocking", Literal[True], Literal[False], default=Literal[True])
 else:
+    # What runs needs names.
     GP = ParamSpec("GP")
-    R_co = TypeVar("R_co", covariant=True)
-    G_co = TypeVar("G_co", covariant=True)
-    D_co = TypeVar("D_co", covariant=True)
-    B_co = TypeVar("B_co", bound=bool, covariant=True)
-    GroupWorker = TypeVar("GroupWorker", covariant=True)
-    GroupRef = TypeVar("GroupRef")
+    R_co, G_co, D_co, B_co = map(TypeVar, ("R_co", "G_co", "D_co", "B_co"))
+    GroupWorker, GroupRef = map(TypeVar, ("GroupWorker", "GroupRef"))
 
 
 class NobodyReturnsThis:

@@ -10,8 +10,6 @@ from typing import Any
 
 from verl_dispatch.errors import MeshError, UnknownMeshError
 
-__all__ = ["Mesh", "mesh_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
@@ -83,18 +81,16 @@ class Mesh:
                 f"it is of {len(dp_ranks)} ranks (collect flags: {len(collects)}), but the group has "
                 f"{world_size} workers; a mesh names every worker once, so its sizes multiply to {world_size}"
             )
-            raise MeshError(name, problem, _table(dp_ranks, collects))
-        missing = [
-            rank for rank, (dp, flag) in enumerate(zip(dp_ranks, collects, strict=True)) if None in (dp, flag)
-        ]
-        if missing:
-            raise MeshError(name, f"ranks {missing} have not registered it", _table(dp_ranks, collects))
-        odd = [rank for rank, dp in enumerate(dp_ranks) if not _is_whole(dp)]
-        if odd:
-            raise MeshError(
-                name, f"the dp ranks of ranks {odd} are no whole numbers", _table(dp_ranks, collects)
-            )
-        return cls(name, tuple(int(dp) for dp in dp_ranks if dp is not None), tuple(map(bool, collects)))
+        elif missing := [
+            rank for rank, told in enumerate(zip(dp_ranks, collects, strict=True)) if None in told
+        ]:
+            problem = f"ranks {missing} have not registered it"
+        elif odd := [rank for rank, dp in enumerate(dp_ranks) if not _is_whole(dp)]:
+            problem = f"the dp ranks of ranks {odd} are no whole numbers"
+        else:
+            dps = tuple(int(dp) for dp in dp_ranks if dp is not None)
+            return cls(name, dps, tuple(map(bool, collects)))
+        raise MeshError(name, problem, _table(dp_ranks, collects))
 
     @classmethod
     def from_sizes(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
@@ -10,20 +9,8 @@ from typing import Any, Literal, TypedDict
 
 from verl_protocol.arguments import seconds
 
-from verl_dispatch.errors import CallOptionError
+from verl_dispatch.errors import CallOptionError, maybe
 from verl_dispatch.modes import Execute
-
-__all__ = [
-    "CURRENT_CALL",
-    "DEFAULT_OPTIONS",
-    "ROW_OPTIONS",
-    "CallOptions",
-    "CallScope",
-    "Labels",
-    "current_labels",
-    "current_options",
-]
-
 
 ROW_OPTIONS = ("uneven", "balance", "auto_padding")
 """The options about the layout of rows, which only a call that splits batches can honour."""
@@ -105,9 +92,8 @@ class CallOptions:
         known = [field.name for field in fields(self)]
         unknown = sorted(set(changes) - set(known))
         if unknown:
-            [near] = difflib.get_close_matches(unknown[0], known, n=1) or [""]
-            maybe = f"; did you mean {near!r}?" if near else ""
-            problem = f"there is no such option{maybe}; known options: {', '.join(known)}"
+            near = maybe(unknown[0], known, "did you mean")
+            problem = f"there is no such option{near}; known options: {', '.join(known)}"
             raise CallOptionError(unknown[0], problem)
         return replace(self, **changes)
 

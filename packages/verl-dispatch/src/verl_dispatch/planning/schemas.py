@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     Dtype: TypeAlias = torch.dtype | np.dtype[Any] | type[Any]
 
-__all__ = ["ColumnSpec", "Columns", "Reads", "ReadsBy", "Schema"]
-
 
 Columns: TypeAlias = "Iterable[str] | Mapping[str, Dtype | tuple[Dtype | None, Sequence[int | None]] | None]"
 """Names of columns, or for each name its dtype, its dtype and row shape, or None for whatever it is.
