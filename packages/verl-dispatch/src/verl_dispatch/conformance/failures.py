@@ -88,7 +88,8 @@ class TestLifecycle(SharedGroups):
     """Groups that are made, broken, restarted and ended."""
 
     def test_death_breaks_the_group_until_it_is_restarted(self, backend: Backend) -> None:
-        with backend.make_group(ModesWorker, 2, label="kept") as group:
+        group: Any = backend.make_group(ModesWorker, 2, label="kept")
+        with group:
             old = group.one_to_all.options(blocking=False)(1)
             backend.resolved(old)
             ports = {each["master"] for each in group.identity()}
