@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import ray
 from verl_examples.errors import EXIT_INTERRUPTED
+from verl_examples.hf.cli import main as grpo
 from verl_examples.toy.cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(280)]
@@ -35,7 +39,8 @@ def _start(module: str, *options: str, mark: str = "") -> subprocess.Popen[str]:
 
 def _untimed(out: Path) -> list[dict[str, float]]:
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in record.items() if name != "samples_per_s"} for record in records]
+    timed = ("samples_per_s", "tokens_per_s", "seconds/")
+    return [{name: v for name, v in record.items() if not name.startswith(timed)} for record in records]
 
 
 def _marked_processes(mark: str) -> dict[int, str]:
@@ -113,17 +118,50 @@ def test_published_program_learns() -> None:
     assert float(stdout.split()[-1]) > 0.9
 
 
+SMALL_GRPO = (
+    "--workers 2 --rollout separate --one-step-off --answers-per-step 16 --answers-per-update 8 "
+    "--answers-per-question 4 --max-answer-tokens 4 --evaluate-every 2"
+)
+
+
+@pytest.fixture
+def own_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Ray that the runs of a test share."""
+    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    ray.init(address="local", logging_level=logging.WARNING, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="needs the extra hf")
+@pytest.mark.usefixtures("own_ray")
+def test_a_resumed_run_of_shards_with_a_rollout_a_step_ahead_gives_the_numbers_of_an_unbroken_one(
+    tiny: Path, few_questions: Path, tmp_path: Path
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    small = [*SMALL_GRPO.split(), "--checkpoint-every", "1", "--keep-checkpoints", "9", "--steps", "4"]
+    files = ["--model", str(tiny), "--data", str(few_questions)]
+    assert grpo([*small, *files, "--out", str(whole)]) == 0
+    # What would be there had the run been killed in its fourth step, or in its third.
+    shutil.copytree(whole, broken)
+    for later in ("step-000003", "step-000004"):
+        shutil.rmtree(broken / "checkpoints" / later)
+    shutil.rmtree(broken / "model")
+    assert grpo([*small, *files, "--out", str(broken), "--resume"]) == 0
+    assert _untimed(broken) == _untimed(whole)
+    weights = "model/model.safetensors"
+    assert (broken / weights).read_bytes() == (whole / weights).read_bytes()
+
+
 @pytest.mark.skipif(find_spec("transformers") is None, reason="needs the extra hf")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_shards_with_a_rollout_a_step_ahead_survive_a_killed_worker_and_end_with_ctrl_c(
     tiny: Path, few_questions: Path, tmp_path: Path
 ) -> None:
     mark, metrics = uuid.uuid4().hex, tmp_path / "metrics.jsonl"
-    where = ["--workers", "2", "--rollout", "separate", "--one-step-off", "--steps", "100000"]
-    often = ["--checkpoint-every", "2", "--evaluate-every", "2", "--max-answer-tokens", "4"]
-    few = ["--answers-per-step", "16", "--answers-per-update", "8", "--answers-per-question", "4"]
+    small = [*SMALL_GRPO.split(), "--checkpoint-every", "2", "--steps", "100000"]
     files = ["--model", str(tiny), "--data", str(few_questions), "--out", str(tmp_path)]
-    with _start(GRPO, *where, *often, *few, *files, mark=mark) as run:
+    with _start(GRPO, *small, *files, mark=mark) as run:
         try:
 
             def is_past(step: int) -> bool:
