@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_examples.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, SettingsError
-from verl_examples.hf.installed import needs_hugging_face
+from verl_examples.hf.installed import needs_hugging_face, needs_vllm
 from verl_examples.hf.rewards import reward_named
 from verl_examples.hf.settings import Settings
 from verl_examples.question_file import QuestionFileError
@@ -43,6 +43,8 @@ def _run(given: dict[str, Any]) -> int:
     settings = settings_of(given)
     reward_named(settings.reward)
     needs_hugging_face()
+    if settings.rollout == "vllm":
+        needs_vllm()
     # Only now, so that a mistyped option is answered at once.
     from verl_dispatch import WorkerGroupError
     from verl_ray import ResourceUnavailable
@@ -104,9 +106,10 @@ def _add_where(group: argparse._ArgumentGroup) -> None:
     option("--backend", choices=("ray", "local"), default=Settings.backend,
            help="Ray workers, or this process, where a breakpoint works (default: %(default)s)")  # fmt: skip
     _number(group, "--workers", "processes that train, the weights in shards over them")
-    option("--rollout", choices=("colocated", "separate"), default=Settings.rollout,
-           help="answers by the processes that train, or by others (default: %(default)s)")  # fmt: skip
-    _number(group, "--rollout-workers", "processes that generate, with --rollout separate")
+    option("--rollout", choices=("colocated", "separate", "vllm"), default=Settings.rollout,
+           help="answers by the processes that train, by others, or by others with vLLM, which needs GPUs "
+                "(default: %(default)s)")  # fmt: skip
+    _number(group, "--rollout-workers", "those others")
     _number(group, "--reward-workers", "processes that judge")
     _number(group, "--gpus", "one for each process that trains or generates")
 
@@ -137,7 +140,7 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
     option("--dynamic-sampling", action="store_true",
            help="replace questions whose answers are all right or all wrong, as in DAPO")  # fmt: skip
     option("--one-step-off", action="store_true",
-           help="generate for the next step during this one; needs --rollout separate")  # fmt: skip
+           help="generate for the next step during this one; needs --rollout separate or vllm")  # fmt: skip
     _number(group, "--warm-up-steps", "supervised steps before reinforcement")
     _number(group, "--warm-up-questions", "questions whose answers they show")
 

@@ -32,9 +32,14 @@ def unpadded(values: Tensor, mask: Tensor) -> Tensor:
 
 def row_mask(column: Tensor, side: Literal["left", "right"] = "right") -> Tensor:
     """(rows, longest row): 1.0 where `padded` has a value of the jagged column, 0.0 where it has padding."""
-    lengths = _offsets(column).diff()[:, None]
+    lengths = row_lengths(column)[:, None]
     places = torch.arange(int(lengths.max()))
     return ((places if side == "right" else places.flip(0)) < lengths).float()
+
+
+def row_lengths(column: Tensor) -> Tensor:
+    """(rows,): how many values each row of a jagged column has."""
+    return _offsets(column).diff()
 
 
 def num_values(column: Tensor) -> Tensor:

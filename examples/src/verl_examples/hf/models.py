@@ -23,7 +23,7 @@ def load_causal_lm(model: str, dtype: torch.dtype, trust_remote_code: bool = Fal
     """A causal language model, on the CPU."""
     from transformers import AutoModelForCausalLM
 
-    _without_progress_bars()
+    without_progress_bars()
     return AutoModelForCausalLM.from_pretrained(model, dtype=dtype, trust_remote_code=trust_remote_code)
 
 
@@ -41,7 +41,7 @@ class ValueModel(nn.Module):
         super().__init__()
         from transformers import AutoModel
 
-        _without_progress_bars()
+        without_progress_bars()
         self.body = AutoModel.from_pretrained(model, dtype=dtype, trust_remote_code=trust_remote_code)
         self.head = nn.Linear(self.body.config.hidden_size, 1, dtype=dtype)
         nn.init.zeros_(self.head.weight)
@@ -62,7 +62,8 @@ def answer_log_probs(model: Any, sequences: Sequences, temperature: float) -> Te
     return -losses * sequences.mask
 
 
-def _without_progress_bars() -> None:
+def without_progress_bars() -> None:
+    """Have transformers show none: they would go between the lines of a run."""
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -17,7 +17,8 @@ from verl_examples.hf.workers.actor import ActorWorker
 from verl_examples.hf.workers.critic import CriticWorker
 from verl_examples.hf.workers.reference import ReferenceWorker
 from verl_examples.hf.workers.reward import RewardWorker
-from verl_examples.hf.workers.rollout import RolloutWorker
+from verl_examples.hf.workers.rollout import RolloutWorker, TransformersRollout
+from verl_examples.hf.workers.vllm_rollout import VllmRollout
 
 # A part of a CPU a worker, so that more workers than cores may take turns.
 _POOL: dict[str, Any] = {"max_colocate_count": 1, "cpus_per_worker": 0.1, "timeout_s": 30.0}
@@ -79,8 +80,9 @@ def _processes(settings: Settings) -> dict[str, Classes]:
         trained["reference"] = ClassWithInitArgs(ReferenceWorker, settings)
     if settings.algorithm == "ppo":
         trained["critic"] = ClassWithInitArgs(CriticWorker, settings)
-    rollout: Classes = {"rollout": ClassWithInitArgs(RolloutWorker, settings)}
-    if settings.rollout == "separate":
+    rollout_class = VllmRollout if settings.rollout == "vllm" else TransformersRollout
+    rollout: Classes = {"rollout": ClassWithInitArgs(rollout_class, settings)}
+    if settings.generates_apart:
         return {"trained": trained, "rollout": rollout}
     return {"trained": trained | rollout}
 

@@ -33,7 +33,8 @@ def run(settings: Settings, questions: Questions, *, resume: bool = False) -> di
     screen = console()
     title = f"{settings.algorithm.upper()} on {settings.data.stem}, {settings.model}"
     screen.print(f"starting {settings.workers} worker{'s' * (settings.workers > 1)} ({settings.backend}) ...")
-    with kept_records(settings.out, title, resume=resume) as records, running_roles(settings) as roles:
+    # Where there is no room for the roles, an earlier run's records stay.
+    with running_roles(settings) as roles, kept_records(settings.out, title, resume=resume) as records:
         attempts = Attempts(roles, questions, settings, records, screen)
         start = time.perf_counter()
         trainer = attempts.train(resume)

@@ -23,8 +23,9 @@ class Settings:
     Attributes:
         model: folder or id of a causal language model.
         workers: processes that train; with more than one, each holds a shard of the weights.
-        rollout: where answers are generated: in the processes that train, or in some of their own.
-        rollout_workers: processes that generate, where they are separate.
+        rollout: where answers are generated: in the processes that train, in some of their own, or there by
+            vLLM.
+        rollout_workers: processes that generate, where they have some of their own.
         gpus: one for each process that trains or generates; 0 for CPUs.
         answers_per_step: answers drawn and learnt from in one step, over all workers.
         answers_per_question: how many of them go to the same question, the group of GRPO.
@@ -51,7 +52,7 @@ class Settings:
     algorithm: Literal["grpo", "ppo"] = "grpo"
     backend: Literal["ray", "local"] = "ray"
     workers: int = 1
-    rollout: Literal["colocated", "separate"] = "colocated"
+    rollout: Literal["colocated", "separate", "vllm"] = "colocated"
     rollout_workers: int = 1
     reward_workers: int = 1
     gpus: int = 0
@@ -98,18 +99,20 @@ class Settings:
         for name in at_least_one:
             if getattr(self, name) < 1:
                 raise SettingsError(name, getattr(self, name), "at least 1")
-        processes = self.workers + (self.rollout_workers if self.rollout == "separate" else 0)
+        processes = self.workers + (self.rollout_workers if self.generates_apart else 0)
         if self.gpus not in (0, processes):
             expected = f"0, or one for each of the {processes} processes that train or generate"
             raise SettingsError("gpus", self.gpus, expected)
+        if self.rollout == "vllm" and not (self.gpus and self.backend == "ray"):
+            expected = f"gpus {processes} and backend 'ray' with it, or 'separate', which goes without"
+            raise SettingsError("rollout", "vllm", expected)
         if self.backend == "local" and self.workers > 1:
             raise SettingsError("workers", self.workers, "1 with backend 'local': shards need processes")
         if self.algorithm == "grpo" and self.answers_per_question < 2:
             raise SettingsError("answers_per_question", self.answers_per_question, "at least 2 with grpo")
-        if self.one_step_off and self.rollout != "separate":
-            raise SettingsError(
-                "one_step_off", True, "rollout 'separate': a process does one thing at a time"
-            )
+        if self.one_step_off and not self.generates_apart:
+            expected = "rollout 'separate' or 'vllm': a process does one thing at a time"
+            raise SettingsError("one_step_off", True, expected)
         if self.temperature <= 0:
             raise SettingsError(
                 "temperature", self.temperature, "more than 0; held-out answers are greedy anyway"
@@ -117,6 +120,11 @@ class Settings:
         self._check_divisible("answers_per_update", self.workers)
         self._check_divisible("answers_per_step", self.answers_per_update)
         self._check_divisible("answers_per_step", self.answers_per_question)
+
+    @property
+    def generates_apart(self) -> bool:
+        """Whether answers come from processes of their own."""
+        return self.rollout != "colocated"
 
     def identity(self) -> dict[str, str]:
         """The settings that decide the numbers of a run, as texts; `--resume` must find them unchanged."""

@@ -52,6 +52,8 @@ def write_tiny_model(folder: Path, records: Iterable[Record], seed: int = 0) -> 
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from verl_examples.hf.models import without_progress_bars
+
     tokenizer = train_tokenizer(_texts(records))
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -69,6 +71,7 @@ def write_tiny_model(folder: Path, records: Iterable[Record], seed: int = 0) -> 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
+    without_progress_bars()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return int(model.num_parameters())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,28 +11,39 @@ from verl_dispatch import Dispatch, register
 from verl_protocol import DataProto
 
 from verl_examples.hf.generation import Generator
-from verl_examples.hf.jagged import Sequences, jagged, unpadded
+from verl_examples.hf.jagged import Sequences, jagged, row_lengths
 from verl_examples.hf.models import answer_log_probs, load_causal_lm, load_tokenizer, load_weights
 from verl_examples.hf.settings import Settings
 from verl_examples.hf.workers.model_worker import ModelWorker
 
 ANSWERS = ("responses", "rollout_log_probs", "num_tokens", "text")
 
+Answers = tuple[list[Tensor], list[Tensor]]
+"""Of each answer the token ids, and their log-probabilities at the temperature of the run."""
 
-class RolloutWorker(ModelWorker):
-    """A whole copy of the model, for answers alone."""
+
+class RolloutWorker(ModelWorker, ABC):
+    """A whole copy of the model, for answers alone; a subclass says what runs it."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        network = load_causal_lm(settings.model, self.dtype, settings.trust_remote_code)
-        self.network = network.to(self.device).eval()
         self.tokenizer = load_tokenizer(settings.model, settings.trust_remote_code)
-        self.generator = Generator(self.network, self.tokenizer, settings.stop)
+
+    @abstractmethod
+    def take_over(self, weights: dict[str, Tensor]) -> None:
+        """Overwrite every weight; those that are tied have one name."""
+
+    @abstractmethod
+    def answered(self, batch: DataProto) -> Answers:
+        """Answers to the jagged `prompts`, up to an end token or stop text, which count.
+
+        `meta_info` tells the `temperature`, 0 for the likeliest answers, and what is drawn: see `seed`.
+        """
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_weights(self, weights: dict[str, Tensor]) -> None:
         """Take over the actor's weights."""
-        load_weights(self.network, weights)
+        self.take_over(weights)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, remote=True, reads=("prompts",), writes=ANSWERS)
     @torch.no_grad()
@@ -41,32 +54,57 @@ class RolloutWorker(ModelWorker):
             `responses` and `rollout_log_probs`, jagged; `num_tokens`, (rows,), prompt and answer together;
             the object column `text`.
         """
-        parts = batch.split(self.settings.answers_per_pass)
-        return DataProto.concat([self._answers(part, number) for number, part in enumerate(parts)])
-
-    def _answers(self, batch: DataProto, number: int) -> DataProto:
-        prompts = batch.tensor("prompts")
-        answers = self.generator.answer(
-            prompts,
-            temperature=batch.meta_info["temperature"],
-            max_tokens=self.settings.max_answer_tokens,
-            seed=self._seed(batch.meta_info["draw"], number),
-        )
-        answered = DataProto.from_dict({"prompts": prompts, "responses": jagged(answers)})
-        sequences = Sequences.of(answered, self.device)
-        # One more pass, since `generate` would keep what it computes for the whole vocabulary.
-        log_probs = answer_log_probs(self.network, sequences, self.settings.temperature)
+        answers, log_probs = self.answered(batch)
+        responses = jagged(answers)
         texts = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
         return DataProto.from_dict(
             {
-                "responses": answered.tensor("responses"),
-                "rollout_log_probs": unpadded(log_probs, sequences.mask),
-                "num_tokens": sequences.visible.sum(dim=1).cpu(),
+                "responses": responses,
+                "rollout_log_probs": jagged(log_probs),
+                "num_tokens": row_lengths(batch.tensor("prompts")) + row_lengths(responses),
             },
             {"text": np.array(texts, dtype=object)},
         )
 
-    def _seed(self, draw: int, number: int) -> int:
-        """Follows from what is drawn, not from what was drawn before, so that a run can go on anywhere."""
-        place = (self.settings.seed, draw, self.rank, number)
+    def seed(self, batch: DataProto, number: int) -> int:
+        """Of the `number`th thing drawn for a batch.
+
+        It follows from what is drawn, not from what was drawn before, so that a run can go on anywhere.
+        """
+        place = (self.settings.seed, batch.meta_info["draw"], self.rank, number)
         return int(np.random.SeedSequence(place).generate_state(1)[0])
+
+
+class TransformersRollout(RolloutWorker):
+    """Answers by `generate` of transformers."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        network = load_causal_lm(settings.model, self.dtype, settings.trust_remote_code)
+        self.network = network.to(self.device).eval()
+        self.generator = Generator(self.network, self.tokenizer, settings.stop)
+
+    def take_over(self, weights: dict[str, Tensor]) -> None:
+        """As promised above."""
+        load_weights(self.network, weights)
+
+    def answered(self, batch: DataProto) -> Answers:
+        """As promised above; as many at once as the model is to see."""
+        answers, log_probs = [], []
+        for number, part in enumerate(batch.split(self.settings.answers_per_pass)):
+            rows = self.generator.answer(
+                part.tensor("prompts"),
+                temperature=part.meta_info["temperature"],
+                max_tokens=self.settings.max_answer_tokens,
+                seed=self.seed(part, number),
+            )
+            answers += rows
+            log_probs += self._log_probs(part, rows)
+        return answers, log_probs
+
+    def _log_probs(self, batch: DataProto, answers: list[Tensor]) -> list[Tensor]:
+        """One more pass, since `generate` would keep what it computes for the whole vocabulary."""
+        columns = {"prompts": batch.tensor("prompts"), "responses": jagged(answers)}
+        sequences = Sequences.of(DataProto.from_dict(columns), self.device)
+        padded = answer_log_probs(self.network, sequences, self.settings.temperature).cpu()
+        return [row[: len(answer)] for row, answer in zip(padded, answers, strict=True)]
