@@ -49,7 +49,7 @@ class Learner:
         self.actor = Transformer(model, settings.seed)
         self.reference = Transformer(model, settings.seed)
         self.critic = ValueModel(model, settings.seed)
-        self.policy_optimizer = self.optimizer(self.actor, settings.actor_learning_rate)
+        self.policy_optimizer = self.optimizer(self.actor, settings.learning_rate)
         self.value_optimizer = self.optimizer(self.critic, settings.critic_learning_rate)
         self.generator = torch.Generator().manual_seed(settings.seed * 1000 + rank)
 
@@ -99,7 +99,7 @@ class Learner:
     def learn(self, part: Columns, step: int) -> Metrics:
         """A few epochs of mini-batches for the policy, then for the critic."""
         left = 1 - (step - 1) / self.settings.steps
-        self.policy_optimizer.param_groups[0]["lr"] = self.settings.actor_learning_rate * left
+        self.policy_optimizer.param_groups[0]["lr"] = self.settings.learning_rate * left
         self.value_optimizer.param_groups[0]["lr"] = self.settings.critic_learning_rate * left
         share = self.settings.answers_per_update // self.world_size
         num_rows = len(part["prompts"])

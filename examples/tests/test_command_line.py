@@ -84,7 +84,7 @@ def test_any_question_file_and_any_number_of_workers_go(tmp_path: Path) -> None:
         (["--data", "nowhere.jsonl"], "nowhere.jsonl: cannot be read"),
         (["--workers", "0"], "workers is 0, expected at least 1"),
         (["--steps", "0"], "steps is 0, expected at least 1"),
-        (["--workers", "2", "--gpus", "1"], "gpus is 1, expected 0, or one for each of the 2 workers"),
+        (["--workers", "2", "--gpus", "1"], "gpus is 1, expected 0, or one for each of the 2 processes"),
     ],
 )
 def test_bad_options_are_named_before_anything_starts(

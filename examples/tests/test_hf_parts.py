@@ -230,7 +230,7 @@ def test_judging_needs_no_torch() -> None:
 )
 def test_settings_that_do_not_go_together_are_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(SettingsError, match=named):
-        Settings("model", **changes)
+        Settings(model="model", **changes)
 
 
 def test_a_folder_takes_its_name_only_when_all_is_written(tmp_path: Path) -> None:

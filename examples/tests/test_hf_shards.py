@@ -33,7 +33,7 @@ def _batch(rows: slice) -> DataProto:
 
 
 def _settings(tiny: Path, workers: int) -> Settings:
-    return Settings(str(tiny), workers=workers, answers_per_update=4, answers_per_pass=1, epochs=2)
+    return Settings(model=str(tiny), workers=workers, answers_per_update=4, answers_per_pass=1, epochs=2)
 
 
 def _train(actor: ActorWorker, rows: slice) -> dict[str, Any]:

@@ -128,8 +128,8 @@ def groups(tiny: Path, sharp: Any) -> Iterator[tuple[Any, Any]]:
     """One that answers by the stand-in and one by transformers."""
     stop = (_stop_text(tiny, sharp),)
     settings = [
-        Settings(str(tiny), rollout="vllm", gpus=2, max_answer_tokens=12, stop=stop),
-        Settings(str(tiny), rollout="separate", max_answer_tokens=12, stop=stop, answers_per_pass=2),
+        Settings(model=str(tiny), rollout="vllm", gpus=2, max_answer_tokens=12, stop=stop),
+        Settings(model=str(tiny), rollout="separate", max_answer_tokens=12, stop=stop, answers_per_pass=2),
     ]
     classes = (VllmRollout, TransformersRollout)
     made = [
@@ -205,8 +205,9 @@ def test_a_run_hands_over_its_weights_before_every_draw(
     made: list[LLM] = []
     monkeypatch.setattr(LLM, "__init__", _noted(made))
     settings = Settings(
-        str(tiny), data, tmp_path, "operator:gt", rollout="vllm", gpus=2, steps=3, warm_up_steps=2,
-        answers_per_step=16, answers_per_update=8, answers_per_question=4, max_answer_tokens=4,
+        model=str(tiny), data=data, out=tmp_path, reward="operator:gt", rollout="vllm", gpus=2,
+        steps=3, warm_up_steps=2, answers_per_step=16, answers_per_update=8, answers_per_question=4,
+        max_answer_tokens=4,
     )  # fmt: skip
     # As if this machine had the GPUs, and each process were on one.
     for name, value in {"gpus": 0, "backend": "local"}.items():

@@ -24,7 +24,7 @@ class ActorWorker(ModelWorker):
     def __init__(self, model: ModelConfig, settings: Settings, answer_width: int) -> None:
         super().__init__(Transformer(model, settings.seed), settings)
         self.answer_width = answer_width
-        self.policy_optimizer = self.optimizer(settings.actor_learning_rate)
+        self.policy_optimizer = self.optimizer(settings.learning_rate)
         self.generator = torch.Generator(self.device).manual_seed(settings.seed * 1000 + self.rank)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
@@ -60,7 +60,7 @@ class ActorWorker(ModelWorker):
     def update_actor(self, batch: DataProto) -> Metrics:
         """Learn from `advantages`: clipped policy steps over a few epochs of mini-batches."""
         step = int(batch.meta_info["step"])
-        self.anneal(self.policy_optimizer, self.settings.actor_learning_rate, step)
+        self.anneal(self.policy_optimizer, self.settings.learning_rate, step)
         return average([self._update(part) for part in self.mini_batches(batch, seed=step)])
 
     def _update(self, batch: DataProto) -> Metrics:
