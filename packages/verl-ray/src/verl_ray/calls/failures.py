@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import time
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import ray
@@ -25,7 +23,6 @@ from ray.exceptions import (
 )
 from verl_dispatch.errors import CallTimeout, WorkerFailure
 
-from verl_ray.wire.refs import get_answers
 from verl_ray.worker.host import WorkerReport
 
 __all__ = [
@@ -33,7 +30,6 @@ __all__ = [
     "UNKNOWN",
     "Maker",
     "Makers",
-    "Survey",
     "began_with",
     "describe_failures",
     "explained",
@@ -71,46 +67,17 @@ _PID = re.compile(r"\bpid[=:] ?(\d+)")
 _IP = re.compile(r"\bip[=:] ?([0-9A-Fa-f.:]+)")
 
 
-@dataclass
-class Survey:
-    """What came of a list of references, by index.
-
-    Attributes:
-        values: answers that arrived.
-        errors: what was raised instead.
-        silent: indices that had not answered when the survey ended, sorted.
-    """
-
-    values: dict[int, Any] = field(default_factory=dict)
-    errors: dict[int, BaseException] = field(default_factory=dict)
-    silent: list[int] = field(default_factory=list)
-
-    @property
-    def lost_a_worker(self) -> bool:
-        """Whether one of the workers is gone."""
-        return any(map(is_gone, self.errors.values()))
-
-
-def survey(refs: Sequence[Any], grace_s: float) -> Survey:
-    """Ask what came of each reference, waiting at most `grace_s` for those still pending."""
-    index_of = {ref: index for index, ref in enumerate(refs)}
-    pending, found = list(refs), Survey()
-    deadline = time.monotonic() + grace_s
-    while pending:
-        left = max(0.0, deadline - time.monotonic())
-        done, pending = ray.wait(pending, num_returns=1, timeout=left, fetch_local=False)
-        if not done:
-            break
-        _take(done[0], index_of[done[0]], found)
-    found.silent = sorted(index_of[ref] for ref in pending)
-    return found
-
-
-def _take(ref: Any, index: int, found: Survey) -> None:
-    try:
-        found.values[index] = get_answers([ref])[0]
-    except Exception as error:  # whatever a worker raises is the survey's finding
-        found.errors[index] = error
+def survey(refs: Sequence[Any], grace_s: float) -> tuple[dict[int, BaseException], list[int]]:
+    """What failed of these calls, by index, and which of them had not ended after `grace_s`."""
+    ended = set(ray.wait(list(refs), num_returns=len(refs), timeout=grace_s, fetch_local=False)[0])
+    errors: dict[int, BaseException] = {}
+    for index, ref in enumerate(refs):
+        try:
+            if ref in ended:
+                ray.get(ref)
+        except Exception as error:  # whatever a worker raises is the survey's finding
+            errors[index] = error
+    return errors, [index for index, ref in enumerate(refs) if ref not in ended]
 
 
 def is_gone(error: BaseException) -> bool:
@@ -255,7 +222,8 @@ def describe_failures(
 
 
 def _describe(rank: int, error: BaseException, report: WorkerReport | None) -> WorkerFailure:
-    cause = _cause_of(error)
+    told = error.cause if isinstance(error, RayTaskError) else None
+    cause = told if isinstance(told, BaseException) else error
     if cause is not error and isinstance(cause, RayActorError):
         # It is another worker that has died, of which only Ray knows.
         return WorkerFailure(rank, *_place(str(cause), None), cause, _ANSI.sub("", str(error)))
@@ -271,9 +239,3 @@ def _place(text: str, report: WorkerReport | None) -> tuple[str, int | None]:
         return f"{report.node_ip}/{report.node_id[:8]}", report.pid
     pid, ip = _PID.search(text), _IP.search(text)
     return ip[1] if ip else "unknown", int(pid[1]) if pid else None
-
-
-def _cause_of(error: BaseException) -> BaseException:
-    if isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
-        return error.cause
-    return error

@@ -28,7 +28,7 @@ from verl_dispatch.workers.rank import RankInfo
 from verl_protocol.errors import InvalidValueError
 from verl_protocol.futures.parts import Deadline
 
-from verl_ray.calls.failures import describe_failures, maker_of_actor, survey
+from verl_ray.calls.failures import describe_failures, is_gone, maker_of_actor, survey
 from verl_ray.calls.futures import AnswerPart, PartsArriving
 from verl_ray.calls.packing import Arguments, Packer
 from verl_ray.errors import (
@@ -354,7 +354,7 @@ def _reports(launched: Launch) -> list[WorkerReport]:
 def _still_missing(launched: Launch) -> str:
     """Who is waited for, and what for: a place, a process, its imports, or the user's constructor."""
     stages: dict[str, list[int]] = {}
-    silent = survey(launched.set_ups, 0.0).silent
+    _, silent = survey(launched.set_ups, 0.0)
     for rank in silent:
         stages.setdefault(_stage(launched.handles[rank]), []).append(rank)
     told = [f"ranks {ranks} are still {stage}" for stage, ranks in stages.items()]
@@ -392,20 +392,20 @@ def _stage(handle: Any) -> str:
 def _start_failure(launched: Launch, error: Exception) -> Exception:
     spec = launched.spec
     if not isinstance(error, RayError):
-        silent = survey(launched.set_ups, 0.0).silent
+        _, silent = survey(launched.set_ups, 0.0)
         return StartTimeout(spec.name, spec.timeout_s, silent, _in_the_way(launched, silent))
     # Every other rank waits for rank 0's answer about the meeting point, and fails for want of it.
-    found = survey([launched.meeting], 0.0)
-    if found.errors:
-        cause = getattr(found.errors[0], "cause", None)
+    errors, silent = survey([launched.meeting], 0.0)
+    if errors:
+        cause = getattr(errors[0], "cause", None)
         if isinstance(cause, ResourceUnavailable):
             return cause
     else:
-        found = survey(launched.set_ups, spec.grace_s)
-    failures = describe_failures(found.errors, {})
-    if found.lost_a_worker and (lost := spec.pool.lost_nodes()):
-        return NodeLost(spec.name, _START, lost, failures, found.silent)
-    return WorkerGroupError(spec.name, _START, failures, found.silent)
+        errors, silent = survey(launched.set_ups, spec.grace_s)
+    failures = describe_failures(errors, {})
+    if any(map(is_gone, errors.values())) and (lost := spec.pool.lost_nodes()):
+        return NodeLost(spec.name, _START, lost, failures, silent)
+    return WorkerGroupError(spec.name, _START, failures, silent)
 
 
 def end(handles: Sequence[Any]) -> None:

@@ -168,19 +168,17 @@ class WorkerSet:
         self._refuse_if_closed(method)
         self.ready()
         if self._restarting:
-            reason = "refused, because restart() is still bringing up new workers; call again once it returns"
-            raise WorkerGroupError(self.name, method, reason=reason)
+            why = "restart() is still bringing up new workers; call again once it returns"
+            raise self._refusal(method, why)
         if self._broken:
-            raise WorkerGroupError(
-                self.name,
-                method,
-                reason=f"refused, because the group is broken by an earlier failure in {self._broken}; "
-                + (
-                    "call restart() or shutdown()"
-                    if self.owned or self._find_spec is not None
-                    else "it was attached to: whoever started the workers restarts them, then attach anew"
-                ),
-            )
+            way = "it was attached to: whoever started the workers restarts them, then attach anew"
+            if self.owned or self._find_spec is not None:
+                way = "call restart() or shutdown()"
+            why = f"the group is broken by an earlier failure in {self._broken}; {way}"
+            raise self._refusal(method, why)
+
+    def _refusal(self, method: str, why: str) -> WorkerGroupError:
+        return WorkerGroupError(self.name, method, reason=f"refused, because {why}")
 
     def check_generation(self, method: str, generation: int) -> None:
         """Refuse what an earlier generation made.
@@ -268,7 +266,10 @@ class WorkerSet:
     def _start_anew(self) -> None:
         for attempt in range(1, _RESTART_ATTEMPTS + 1):
             self._dismiss()
-            self._move_from_lost_nodes()
+            spec, places = self._own()
+            if places.share.released or spec.pool.lost_nodes():
+                places.share.release()
+                self._places = spec.find_places()
             try:
                 self.start()
                 self._await_launch()
@@ -276,12 +277,6 @@ class WorkerSet:
             except NodeLost:
                 if attempt == _RESTART_ATTEMPTS:
                     raise
-
-    def _move_from_lost_nodes(self) -> None:
-        spec, places = self._own()
-        if places.share.released or spec.pool.lost_nodes():
-            places.share.release()
-            self._places = spec.find_places()
 
     def _dismiss(self) -> None:
         """End the workers, and nothing else."""
@@ -300,14 +295,12 @@ class WorkerSet:
             WorkerGroupError: this process has left the workers' cluster.
         """
         if self._left_cluster():
-            raise WorkerGroupError(self.name, method, reason=f"refused, because {no_connection()}")
+            raise self._refusal(method, no_connection())
 
     def _refuse_if_closed(self, method: str) -> None:
         self.check_connected(method)
         if self.closed:
-            raise WorkerGroupError(
-                self.name, method, reason="refused, because the group or its pool was shut down"
-            )
+            raise self._refusal(method, "the group or its pool was shut down")
 
     def close(self) -> None:
         """End the workers that were started here and give the place on the pool back. Safe to call twice."""
@@ -411,38 +404,30 @@ class Watch:
         generation, handles = current
         if handles != self._handles:
             self._handles, self._in_flight, self._told = handles, {}, set()
-        self._ask(handles)
+        for rank, handle in handles.items():
+            if rank not in self._in_flight and rank not in self._told:
+                self._in_flight[rank] = handle.__ray_ready__.remote()
         dead = self._dead()
         # Between asking and now the group may have been shut down or restarted on purpose.
         if dead and self._workers() == current and not self._stopped.is_set():
             self._told |= set(dead)
-            self._tell(Death(sorted(dead), dead[min(dead)], generation))
+            try:
+                self._on_death(Death(sorted(dead), dead[min(dead)], generation))
+            except Exception:
+                _log.exception("on_death failed for ranks %s", sorted(dead))
         return True
-
-    def _ask(self, handles: Mapping[int, Any]) -> None:
-        for rank, handle in handles.items():
-            if rank not in self._in_flight and rank not in self._told:
-                self._in_flight[rank] = handle.__ray_ready__.remote()
 
     def _dead(self) -> dict[int, str]:
         if not self._in_flight:
             return {}
         refs = list(self._in_flight.values())
         done, _ = ray.wait(refs, num_returns=len(refs), timeout=min(1.0, self._every_s))
-        answered = {rank: ref for rank, ref in self._in_flight.items() if ref in done}
         dead: dict[int, str] = {}
-        for rank, ref in answered.items():
-            del self._in_flight[rank]
+        for rank in [rank for rank, ref in self._in_flight.items() if ref in done]:
             try:
-                ray.get(ref)
+                ray.get(self._in_flight.pop(rank))
             except RayError as error:
                 if not is_gone(error):
                     raise
                 dead[rank] = str(error)
         return dead
-
-    def _tell(self, death: Death) -> None:
-        try:
-            self._on_death(death)
-        except Exception:
-            _log.exception("on_death failed for ranks %s", death.ranks)
