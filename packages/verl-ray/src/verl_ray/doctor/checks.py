@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +20,7 @@ _SMALL_SHARED_MEMORY = 512 * 1024**2
 # Ray refuses to put objects on a disk that is fuller than this.
 _FULL_DISK = 0.95
 _GIB = 1024**3
+_SWITCHES = ("", "0", "false", "1", "true")
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,11 @@ class Finding:
 
 def check(facts: DoctorFacts) -> list[Finding]:
     """All findings, errors first."""
-    findings = [finding for judge in _JUDGES for finding in judge(facts)]
+    findings = [*_programs(facts), *_variables(facts), *_space(facts), *_cluster(facts)]
     return sorted(findings, key=lambda finding: finding.level != "error")
 
 
-def _ray_version(facts: DoctorFacts) -> Iterator[Finding]:
+def _programs(facts: DoctorFacts) -> Iterator[Finding]:
     version = facts.versions.get("ray", "not installed")
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     if numbers < _OLDEST_RAY:
@@ -45,9 +46,6 @@ def _ray_version(facts: DoctorFacts) -> Iterator[Finding]:
         yield Finding(
             "error", f"ray is {version}, verl-ray needs {oldest} or newer", f"pip install 'ray>={oldest}'"
         )
-
-
-def _uv_hook(facts: DoctorFacts) -> Iterator[Finding]:
     switch = facts.environ.get("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "1").lower()
     if facts.under_uv_run and switch in ("1", "true"):
         # Ray's own way of bringing the driver's environment to other machines: slow, but wanted by some.
@@ -57,41 +55,6 @@ def _uv_hook(facts: DoctorFacts) -> Iterator[Finding]:
             "workers come up slowly, and not at all where uv cannot reach its index",
             "export RAY_ENABLE_UV_RUN_RUNTIME_ENV=0 where all machines have the packages already",
         )
-
-
-def _device_masks(facts: DoctorFacts) -> Iterator[Finding]:
-    masks = {name: value for name, value in facts.environ.items() if name in DEVICE_MASKS}
-    try:
-        unify_masks(masks)
-    except InvalidValueError as conflict:
-        yield Finding("error", str(conflict), "unset all but one of them, also where `ray start` is run")
-
-
-def _noset_switches(facts: DoctorFacts) -> Iterator[Finding]:
-    for name, value in facts.environ.items():
-        if name.startswith("RAY_EXPERIMENTAL_NOSET_") and value.lower() not in (
-            "",
-            "0",
-            "false",
-            "1",
-            "true",
-        ):
-            yield Finding(
-                "warning", f"{name} is {value!r}, which Ray reads as off", f"export {name}=1, or unset it"
-            )
-
-
-def _rank_variables(facts: DoctorFacts) -> Iterator[Finding]:
-    said = sorted(name for name in facts.environ if name in RANK_VARIABLES)
-    if said:
-        yield Finding(
-            "warning",
-            f"{', '.join(said)} set here: a worker class made in the driver would believe them",
-            "start the driver as one plain process, not through torchrun, and unset them",
-        )
-
-
-def _bytecode(facts: DoctorFacts) -> Iterator[Finding]:
     if facts.compiles_torch_anew:
         yield Finding(
             "warning",
@@ -101,17 +64,32 @@ def _bytecode(facts: DoctorFacts) -> Iterator[Finding]:
         )
 
 
-def _shared_memory(facts: DoctorFacts) -> Iterator[Finding]:
-    shm = facts.shared_memory
+def _variables(facts: DoctorFacts) -> Iterator[Finding]:
+    try:
+        unify_masks({name: value for name, value in facts.environ.items() if name in DEVICE_MASKS})
+    except InvalidValueError as conflict:
+        yield Finding("error", str(conflict), "unset all but one of them, also where `ray start` is run")
+    for name, value in facts.environ.items():
+        if name.startswith("RAY_EXPERIMENTAL_NOSET_") and value.lower() not in _SWITCHES:
+            yield Finding(
+                "warning", f"{name} is {value!r}, which Ray reads as off", f"export {name}=1, or unset it"
+            )
+    if said := sorted(name for name in facts.environ if name in RANK_VARIABLES):
+        yield Finding(
+            "warning",
+            f"{', '.join(said)} set here: a worker class made in the driver would believe them",
+            "start the driver as one plain process, not through torchrun, and unset them",
+        )
+
+
+def _space(facts: DoctorFacts) -> Iterator[Finding]:
+    shm, disk = facts.shared_memory, facts.session_disk
     if shm is not None and shm.total < _SMALL_SHARED_MEMORY:
         yield Finding(
             "error",
             f"{shm.path} holds {_gib(shm.total)}: the object store lands on disk or ends in SIGBUS",
             "give the container more, such as `docker run --shm-size=8g`, or mount a larger tmpfs there",
         )
-
-
-def _object_stores(facts: DoctorFacts) -> Iterator[Finding]:
     for node in facts.cluster.nodes:
         store = node.total.get("object_store_memory", 0)
         if 0 < store < _SMALL_SHARED_MEMORY:
@@ -120,10 +98,6 @@ def _object_stores(facts: DoctorFacts) -> Iterator[Finding]:
                 f"node {node.title} has an object store of {_gib(store)}: batches will spill to disk",
                 "start Ray with a larger --object-store-memory",
             )
-
-
-def _session_disk(facts: DoctorFacts) -> Iterator[Finding]:
-    disk = facts.session_disk
     if disk is not None and disk.total and 1 - disk.free / disk.total > _FULL_DISK:
         yield Finding(
             "error",
@@ -145,9 +119,6 @@ def _cluster(facts: DoctorFacts) -> Iterator[Finding]:
             f"nodes that were lost: {', '.join(facts.cluster.dead)}",
             "restart Ray on them if pools no longer fit",
         )
-
-
-def _busy_cluster(facts: DoctorFacts) -> Iterator[Finding]:
     for name in ("CPU", "GPU", "NPU", "TPU"):
         total = sum(node.total.get(name, 0) for node in facts.cluster.nodes)
         free = sum(node.free.get(name, 0) for node in facts.cluster.nodes)
@@ -161,18 +132,3 @@ def _busy_cluster(facts: DoctorFacts) -> Iterator[Finding]:
 
 def _gib(amount: float) -> str:
     return f"{amount / _GIB:.1f} GiB"
-
-
-_JUDGES: tuple[Callable[[DoctorFacts], Iterator[Finding]], ...] = (
-    _ray_version,
-    _uv_hook,
-    _device_masks,
-    _noset_switches,
-    _rank_variables,
-    _bytecode,
-    _shared_memory,
-    _object_stores,
-    _session_disk,
-    _cluster,
-    _busy_cluster,
-)

@@ -365,9 +365,7 @@ def create_colocated_worker_cls_fused(
     Raises:
         WorkerClassError: a role is named like something that every worker needs.
     """
-    template = _template(class_dict, fused=True)
-    template.fused_worker_used = True
-    return template
+    return _template(class_dict, fused=True)
 
 
 def create_colocated_worker_raw_cls(class_dict: Mapping[str, Any]) -> type[ColocatedWorker]:
@@ -389,6 +387,7 @@ def _raw_class(class_dict: Mapping[str, Any], *, fused: bool) -> type[ColocatedW
 
 def _template(class_dict: Mapping[str, Any], *, fused: bool) -> RayClassWithInitArgs[Any]:
     template: RayClassWithInitArgs[Any] = RayClassWithInitArgs(_raw_class(class_dict, fused=fused))
+    template.fused_worker_used = fused
     roles = {
         role: each if isinstance(each, RayClassWithInitArgs) else RayClassWithInitArgs(each)
         for role, each in class_dict.items()

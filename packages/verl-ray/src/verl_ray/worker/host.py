@@ -436,12 +436,9 @@ async def _outcome(
 
 def hidden_async_methods(cls: type) -> dict[str, Any]:
     """Stand-ins for the members by which Ray would take the class for that of an asyncio actor."""
-    found = inspect.getmembers(cls, _is_async)
+    kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction
+    found = inspect.getmembers(cls, lambda member: any(is_kind(member) for is_kind in kinds))
     return {name: _stand_in(inspect.getattr_static(cls, name)) for name, _ in found}
-
-
-def _is_async(member: object) -> bool:
-    return inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
 
 
 def _stand_in(member: Any) -> Any:
