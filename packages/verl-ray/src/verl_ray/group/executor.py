@@ -1,8 +1,4 @@
-"""Carries out call plans on a set of workers: sends, waits, and tells failures apart.
-
-`ray.get` on a list ends at the first error by itself, so the wait costs nothing beyond it; only when it has
-failed is every rank asked, within a short grace, what became of its call.
-"""
+"""Sends the calls of a plan to a set of workers: what goes to each rank, and how its answer is wanted."""
 
 from __future__ import annotations
 
@@ -11,9 +7,8 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -186,9 +181,13 @@ class Executor:
             # For a caller who waits anyway: who knows the counts sends less, and spares the workers to ask.
             for future in arguments.futures:
                 learn_row_counts(future)
-        asked = Answer(readers, with_rows, transport=transport, remote=remote, timed=timed)
+        asked = Answer(readers, with_rows, False, plan.read_only, transport, remote, timed)
+        read = ONE_READER if asked == ONE_READER else asked
+        dropped = Answer(dropped=True, guarded=plan.read_only, timed=timed)
+        fetched = set(plan.fetched_ranks)
+        answers = [read if call.rank in fetched else dropped for call in plan.calls]
         # All are packed before any is sent: what cannot be packed shall reach no rank.
-        given = self._packed(plan, arguments, partial(_answer, plan, asked))
+        given = self._packed(plan, arguments, answers)
         remotes = self._remotes_of(plan.method, num_returns, transport)
         # What nobody reads has no rows that anybody counts: Ray would print a failure of either.
         unread = remotes if plan.fetches_all else self._remotes_of(plan.method, 1 + timed, transport)
@@ -201,14 +200,13 @@ class Executor:
         )
         # All ranks get the calls of several threads in one order, or two calls could wait for each other.
         with self._worker_set.sending, self._sent_to_all(sent):
-            for call, message in zip(plan.calls, given, strict=True):
-                dropped = _is_dropped(plan, call)
-                made = (unread if dropped else remotes)[call.rank].remote(*message)
+            for call, answer, message in zip(plan.calls, answers, given, strict=True):
+                made = (unread if answer.dropped else remotes)[call.rank].remote(*message)
                 ref, *more = made if isinstance(made, list) else [made]
                 sent.refs[call.rank] = ref
                 if timed:
                     sent.stamps[call.rank] = more.pop()
-                if dropped:
+                if answer.dropped:
                     continue
                 if remote:
                     sent.objects[call.rank] = more
@@ -232,7 +230,7 @@ class Executor:
             raise
 
     def _packed(
-        self, plan: CallPlan, arguments: Arguments, answer_of: Callable[[RankCall], Answer]
+        self, plan: CallPlan, arguments: Arguments, answers: Sequence[Answer]
     ) -> list[tuple[Any, ...]]:
         """The arguments for the runner of each rank."""
         route = self._routes.get(plan.method)
@@ -245,20 +243,18 @@ class Executor:
         )
         given: list[tuple[Any, ...]] = []
         before: RankCall | None = None
-        for call in plan.calls:
-            answer = answer_of(call)
-            if before is not None and answer is ONE_READER and _same_arguments(call, before):
+        for call, answer in zip(plan.calls, answers, strict=True):
+            alike = before is not None and call.args is before.args and call.kwargs is before.kwargs
+            if alike and answer is ONE_READER:
                 given.append(given[-1])
                 continue
-            given.append(packer.pack(self._routed(plan.method, call), answer))
+            routed = call
+            if route is None:
+                routed = RankCall(call.rank, (self._role, plan.method, *call.args), call.kwargs)
+            given.append(packer.pack(routed, answer))
             # With references beside it, or a way to answer, a message may be one rank's own.
             before = call if answer is ONE_READER and len(given[-1]) < 2 else None
         return given
-
-    def _routed(self, method: str, call: RankCall) -> RankCall:
-        if method in self._routes:
-            return call
-        return RankCall(call.rank, (self._role, method, *call.args), call.kwargs)
 
     def _remotes_of(self, method: str, num_returns: int, transport: str | None) -> list[Any]:
         """The method of each rank's handle; made once per generation, as that costs as much as the call."""
@@ -267,27 +263,8 @@ class Executor:
         found = self._remotes.get((method, num_returns, transport))
         if found is None:
             runner = self._routes[method].runner if method in self._routes else ANY_METHOD
-            options: dict[str, Any] = {
-                "name": f"{self._label}.{method}",
-                "num_returns": num_returns,
-            }
-            if transport is not None:
-                options["tensor_transport"] = transport
+            options: dict[str, Any] = {} if transport is None else {"tensor_transport": transport}
+            options |= {"name": f"{self._label}.{method}", "num_returns": num_returns}
             found = [getattr(handle, runner).options(**options) for handle in self._worker_set.handles]
             self._remotes[method, num_returns, transport] = found
         return found
-
-
-def _same_arguments(call: RankCall, other: RankCall) -> bool:
-    return call.args is other.args and call.kwargs is other.kwargs
-
-
-def _is_dropped(plan: CallPlan, call: RankCall) -> bool:
-    return not plan.fetches_all and call.rank not in plan.fetched_ranks
-
-
-def _answer(plan: CallPlan, asked: Answer, call: RankCall) -> Answer:
-    if _is_dropped(plan, call):
-        return Answer(dropped=True, guarded=plan.read_only, timed=asked.timed)
-    answer = replace(asked, guarded=plan.read_only)
-    return ONE_READER if answer == ONE_READER else answer
