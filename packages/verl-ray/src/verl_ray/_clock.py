@@ -2,7 +2,4 @@
 
 import time
 
-__all__ = ["IMPORTED_AT"]
-
-
 IMPORTED_AT = time.time()

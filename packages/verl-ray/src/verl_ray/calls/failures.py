@@ -25,25 +25,6 @@ from verl_dispatch.errors import CallTimeout, WorkerFailure
 
 from verl_ray.worker.host import WorkerReport
 
-__all__ = [
-    "AN_EARLIER_CALL",
-    "UNKNOWN",
-    "Maker",
-    "Makers",
-    "began_with",
-    "describe_failures",
-    "explained",
-    "failure_of",
-    "given_to",
-    "has_failed",
-    "is_gone",
-    "late",
-    "maker_of_actor",
-    "remember",
-    "survey",
-]
-
-
 E = TypeVar("E", bound=BaseException)
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from ray.util.metrics import Counter, Histogram
 from verl_dispatch.groups.trace import TracedCall
 
-__all__ = ["CallMetrics"]
-
-
 _TAGS = ("group", "method")
 _SECONDS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000]
 

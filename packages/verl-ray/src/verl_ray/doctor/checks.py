@@ -12,9 +12,6 @@ from verl_ray.doctor.facts import DoctorFacts
 from verl_ray.pools.devices import DEVICE_MASKS, unify_masks
 from verl_ray.worker.environment import RANK_VARIABLES
 
-__all__ = ["Finding", "check"]
-
-
 _OLDEST_RAY = (2, 51)
 _SMALL_SHARED_MEMORY = 512 * 1024**2
 # Ray refuses to put objects on a disk that is fuller than this.

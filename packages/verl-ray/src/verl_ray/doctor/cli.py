@@ -13,9 +13,6 @@ from verl_ray.doctor.checks import Finding, check
 from verl_ray.doctor.facts import DoctorFacts, gather_facts
 from verl_ray.pools.cluster import NodeFacts
 
-__all__ = ["main", "report_as_text"]
-
-
 _GIB = 1024**3
 _BYTES = ("memory", "object_store_memory")
 

@@ -24,9 +24,6 @@ from verl_ray.pools.cluster import NodeFacts, alive_nodes, dead_node_addresses
 from verl_ray.pools.devices import DEVICE_MASKS
 from verl_ray.worker.environment import RANK_VARIABLES
 
-__all__ = ["ClusterFacts", "DiskFacts", "DoctorFacts", "gather_facts"]
-
-
 _PACKAGES = ("verl-ray", "verl-dispatch", "verl-protocol", "ray", "torch", "tensordict", "numpy")
 _SHARED_MEMORY = Path("/dev/shm")
 _OTHER_VARIABLES = ("RAY_ADDRESS", "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")

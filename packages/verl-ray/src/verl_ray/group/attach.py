@@ -21,8 +21,6 @@ from verl_ray.pools.placement import release
 from verl_ray.worker.actor import RayClassWithInitArgs
 from verl_ray.worker.host import WorkerReport
 
-__all__ = ["attach", "destroy_detached"]
-
 
 def attach(
     group: str,

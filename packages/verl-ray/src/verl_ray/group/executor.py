@@ -29,12 +29,6 @@ from verl_ray.wire.message import ONE_READER, Answer, Readers, count_rows
 from verl_ray.wire.refs import maker_of, transport_of
 from verl_ray.worker.actor import ANY_METHOD, routes_of
 
-__all__ = [
-    "DirectPaths",
-    "Executor",
-]
-
-
 # --- Results that stay in the worker's memory and go from there to the next worker: Ray Direct Transport --
 # Only non-blocking calls use it: what a blocking call answers is for the driver, which the store serves
 # better. gloo and nccl send between the members of one collective group, and Ray allows a worker one such

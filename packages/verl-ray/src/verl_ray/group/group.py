@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from verl_dispatch.methods.static import A, D, G, Method, P, R
     from verl_dispatch.modes import Ref
 
-__all__ = ["RayWorkerGroup"]
-
 
 V = TypeVar("V")
 AnyGroup = TypeVar("AnyGroup", bound="RayWorkerGroup[Any]")

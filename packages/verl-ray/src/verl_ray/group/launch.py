@@ -51,18 +51,6 @@ from verl_ray.worker.environment import checked_env, forwarded_env, merge_settin
 from verl_ray.worker.host import Assignment, WorkerReport
 from verl_ray.worker.rendezvous import RendezvousRequest
 
-__all__ = [
-    "Launch",
-    "LaunchSpec",
-    "Places",
-    "await_start",
-    "end",
-    "launch",
-    "runtime_env_of",
-    "spec_again",
-]
-
-
 _log = logging.getLogger("verl_ray")
 
 _START = "__init__"

@@ -24,9 +24,6 @@ from verl_ray.group.launch import Launch, LaunchSpec, Places, await_start, end, 
 from verl_ray.wire.refs import connection, no_connection
 from verl_ray.worker.host import WorkerReport, startup_times
 
-__all__ = ["Death", "Watch", "WorkerSet"]
-
-
 _log = logging.getLogger(__name__)
 
 # One node may be lost while the workers move away from another.

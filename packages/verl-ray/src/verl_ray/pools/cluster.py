@@ -17,27 +17,6 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from verl_ray.errors import ResourceUnavailable
 from verl_ray.wire.refs import is_fork, no_connection
 
-__all__ = [
-    "NodeFacts",
-    "PlacementProgress",
-    "actor_state",
-    "actors_on",
-    "alive_node_ids",
-    "alive_nodes",
-    "bundle_node_ids",
-    "dead_node_addresses",
-    "ensure_ray_started",
-    "is_placed",
-    "job_runs",
-    "node_addresses",
-    "offered_resources",
-    "placement_groups_of",
-    "placement_option_supported",
-    "placement_progress",
-    "started_here",
-    "still_reserved",
-]
-
 
 @dataclass(frozen=True)
 class NodeFacts:
@@ -176,18 +155,6 @@ def _actor_table() -> list[Any]:
     table: Any = gcs_pb2.ActorTableData  # type: ignore[attr-defined]  # made by protobuf
     accessor: Any = ray_state.state._connect_and_get_accessor()
     return [table.FromString(entry) for entry in accessor.get_actor_table(None, None)]
-
-
-def is_placed(group: PlacementGroup) -> bool:
-    """Whether the group holds all its bundles; not so while Ray looks for a place in lieu of a lost node.
-
-    Raises:
-        LookupError: somebody removed the group.
-    """
-    state = placement_progress(group).state
-    if state == "REMOVED":
-        raise LookupError(group.id.hex())
-    return state == "CREATED"
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,6 @@ from typing import Any
 from verl_protocol.arguments import text
 from verl_protocol.errors import InvalidValueError
 
-__all__ = [
-    "DEVICE_MASKS",
-    "Accelerator",
-    "accelerator_named",
-    "hidden_masks",
-    "is_noset",
-    "resource_of_device",
-    "settle_masks",
-    "unify_masks",
-    "visible_index",
-    "worker_demand",
-]
-
 
 @dataclass(frozen=True)
 class Accelerator:

@@ -6,9 +6,6 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Feasibility", "Need", "explain_feasibility", "explain_need", "labels_match"]
-
-
 Nodes = Mapping[str, Mapping[str, float]]
 """Resources by node name."""
 

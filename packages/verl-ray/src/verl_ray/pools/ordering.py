@@ -7,9 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 
-__all__ = ["NaturalKey", "arrange_on_nodes", "natural_key", "node_order_key", "order_bundles"]
-
-
 NaturalKey = tuple[tuple[int, int, str], ...]
 
 

@@ -24,7 +24,6 @@ from verl_ray.pools.cluster import (
     alive_node_ids,
     alive_nodes,
     bundle_node_ids,
-    is_placed,
     node_addresses,
     offered_resources,
     placement_option_supported,
@@ -32,22 +31,12 @@ from verl_ray.pools.cluster import (
     started_here,
     still_reserved,
 )
-from verl_ray.pools.feasibility import Feasibility, Need, explain_feasibility, explain_need, labels_match
-from verl_ray.pools.ordering import arrange_on_nodes, node_order_key, order_bundles
+from verl_ray.pools.feasibility import Feasibility as Feasibility
+from verl_ray.pools.feasibility import Need, explain_need, labels_match
+from verl_ray.pools.feasibility import explain_feasibility as explain_feasibility
+from verl_ray.pools.ordering import arrange_on_nodes, node_order_key
+from verl_ray.pools.ordering import order_bundles as order_bundles
 from verl_ray.wire.refs import connection
-
-__all__ = [
-    "Feasibility",
-    "await_placement",
-    "explain_feasibility",
-    "in_rank_order",
-    "order_bundles",
-    "place",
-    "placement_options",
-    "release",
-    "sort_placement_group_by_node_ip",
-]
-
 
 _log = logging.getLogger("verl_ray")
 
@@ -174,10 +163,11 @@ def await_placement(groups: Sequence[PlacementGroup], timeout_s: float | None) -
 
 
 def _on_living_nodes(groups: Sequence[PlacementGroup]) -> bool:
-    if not all(is_placed(group) for group in groups):
-        return False
+    states = {placement_progress(group).state for group in groups}
+    if "REMOVED" in states:
+        raise LookupError("a placement group was removed")
     living = alive_node_ids()
-    return all(living.issuperset(bundle_node_ids(group)) for group in groups)
+    return states == {"CREATED"} and all(living.issuperset(bundle_node_ids(group)) for group in groups)
 
 
 # --- waiting, and saying what for -------------------------------------------------------------------------

@@ -23,16 +23,6 @@ from verl_ray.pools.shares import LEDGER, Share, demand_of_options
 from verl_ray.pools.slots import Slot
 from verl_ray.pools.spec import PoolSpec, checked_accelerator, checked_cpus, checked_labels, checked_shares
 
-__all__ = [
-    "RayResourcePool",
-    "ResourcePoolManager",
-    "SubRayResourcePool",
-    "extract_pg_from_exist",
-    "merge_resource_pool",
-    "split_resource_pool",
-]
-
-
 _GROUP_NUMBERS = itertools.count()
 
 V = TypeVar("V")

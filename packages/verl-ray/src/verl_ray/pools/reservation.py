@@ -25,8 +25,6 @@ from verl_ray.pools.slots import Slot, accelerator_ids_of_bundles, slots_of_grou
 from verl_ray.pools.spec import PoolSpec
 from verl_ray.wire.refs import connection, no_connection
 
-__all__ = ["Reservation"]
-
 
 class Reservation:
     """Slots of one spec: reserved at the first use, moved where a node is lost, freed at the end.

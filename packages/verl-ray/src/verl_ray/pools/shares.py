@@ -15,9 +15,6 @@ from typing import Any, Self
 
 from verl_ray.errors import PoolFull, ResourceUnavailable
 
-__all__ = ["LEDGER", "Share", "ShareLedger", "demand_of_options", "share_of"]
-
-
 SlotKey = tuple[str, int]
 """A placement group's id and the number of a bundle in it: unique in the cluster."""
 

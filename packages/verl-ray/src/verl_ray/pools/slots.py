@@ -18,13 +18,6 @@ from verl_ray.pools.devices import Accelerator, worker_demand
 from verl_ray.pools.ordering import local_ranks, order_bundles
 from verl_ray.pools.shares import SlotKey
 
-__all__ = [
-    "Slot",
-    "accelerator_ids_of_bundles",
-    "slots_of_groups",
-]
-
-
 _log = logging.getLogger("verl_ray")
 
 _PROBE_TIMEOUT_S = 60.0

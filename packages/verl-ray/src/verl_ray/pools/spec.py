@@ -15,15 +15,6 @@ from verl_ray.pools.devices import Accelerator, accelerator_named, resource_of_d
 from verl_ray.pools.feasibility import Need
 from verl_ray.pools.shares import share_of
 
-__all__ = [
-    "PoolSpec",
-    "checked_accelerator",
-    "checked_cpus",
-    "checked_labels",
-    "checked_shares",
-]
-
-
 # Ray counts in ten-thousandths.
 _MOST_SHARES = 10_000
 _STRATEGIES = ("STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD")

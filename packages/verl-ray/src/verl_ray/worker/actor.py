@@ -34,21 +34,6 @@ from verl_ray.worker.host import Host, hidden_async_methods, runner, runner_name
 if TYPE_CHECKING:
     from ray.actor import ActorClass
 
-__all__ = [
-    "ANY_METHOD",
-    "CLEAN_UP",
-    "RayClassWithInitArgs",
-    "Route",
-    "check_transports",
-    "classes_of",
-    "create_colocated_worker_cls",
-    "create_colocated_worker_cls_fused",
-    "create_colocated_worker_raw_cls",
-    "derive_actor_class",
-    "routes_of",
-    "user_class_of",
-]
-
 
 # --- The actor class behind a user's class: derived from it, same name, one runner per registered method --
 

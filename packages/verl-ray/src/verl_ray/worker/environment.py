@@ -12,9 +12,6 @@ from verl_protocol.errors import InvalidTypeError, InvalidValueError
 
 from verl_ray.pools.devices import DEVICE_MASKS
 
-__all__ = ["RANK_VARIABLES", "checked_env", "forwarded_env", "merge_settings"]
-
-
 _ANY_RANK = RankInfo(rank=0, world_size=1, master_addr="", master_port="")
 
 RANK_VARIABLES: frozenset[str] = frozenset({*_ANY_RANK.environment(), "GROUP_RANK", "ROLE_RANK"})

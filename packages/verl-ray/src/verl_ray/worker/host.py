@@ -37,18 +37,6 @@ from verl_ray.pools.devices import accelerator_named, hidden_masks, is_noset, se
 from verl_ray.wire.message import Message, check_arguments, open_message, prepare_answer
 from verl_ray.worker.rendezvous import Rendezvous, RendezvousRequest, choose_rendezvous
 
-__all__ = [
-    "Assignment",
-    "Host",
-    "MethodLoop",
-    "WorkerReport",
-    "hidden_async_methods",
-    "runner",
-    "runner_name",
-    "startup_times",
-]
-
-
 _log = logging.getLogger(__name__)
 
 

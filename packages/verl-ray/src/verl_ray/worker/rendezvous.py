@@ -13,18 +13,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from verl_dispatch.workers.rank import address_family, free_port, host_for_env, host_for_url
+from verl_dispatch.workers.rank import address_family
+from verl_dispatch.workers.rank import free_port as free_port
+from verl_dispatch.workers.rank import host_for_env as host_for_env
+from verl_dispatch.workers.rank import host_for_url as host_for_url
 
 from verl_ray.errors import ResourceUnavailable, unusable
-
-__all__ = [
-    "Rendezvous",
-    "RendezvousRequest",
-    "choose_rendezvous",
-    "free_port",
-    "host_for_env",
-    "host_for_url",
-]
 
 
 @dataclass(frozen=True)
