@@ -6,6 +6,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from verl_ray.pools.shares import units
+
 Nodes = Mapping[str, Mapping[str, float]]
 """Resources by node name."""
 
@@ -91,14 +93,11 @@ def explain_need(nodes: Nodes, need: Need) -> Feasibility:
 def _room(free: Mapping[str, float], per_process: Mapping[str, float]) -> int:
     """How many processes a node holds."""
     counts = [
-        _units(free.get(name, 0)) // _units(amount) for name, amount in per_process.items() if amount > 0
+        max(units(free.get(name, 0)), 0) // units(amount)
+        for name, amount in per_process.items()
+        if amount > 0
     ]
     return min(counts, default=1_000_000)
-
-
-def _units(amount: float) -> int:
-    # Ray counts in ten-thousandths; floats would not add up.
-    return max(round(amount * 10_000), 0)
 
 
 def _packs(groups: Iterable[int], rooms: Iterable[int]) -> bool:
@@ -128,7 +127,7 @@ def _lacks(nodes: Nodes, need: Need, processes: int) -> str:
         f"{name} has {resource} {free.get(resource, 0):g}, needs {amount:g}"
         for name, free in nodes.items()
         for resource, amount in wanted.items()
-        if _units(free.get(resource, 0)) < _units(amount)
+        if units(free.get(resource, 0)) < units(amount)
     )
 
 

@@ -1,7 +1,7 @@
 """Who uses which slot: the count behind `max_colocate_count`, kept per slot for the whole process.
 
 Split, merged and adopted pools look at the same slots, so the count belongs to the slot, not to a pool.
-Amounts are counted in ten-thousandths, as Ray does, so that n shares of 1/n fit for every n.
+Amounts are counted as Ray does, so that n shares of 1/n fit for every n.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from verl_ray.errors import PoolFull, ResourceUnavailable
 SlotKey = tuple[str, int]
 """A placement group's id and the number of a bundle in it: unique in the cluster."""
 
-_UNIT = 10_000
+UNIT = 10_000
+"""Ray counts a resource in so many parts of one, as floats would not add up; so does all here."""
+
+
+def units(amount: float) -> int:
+    """The amount in Ray's ten-thousandths."""
+    return round(amount * UNIT)
 
 
 def share_of(amount: float, shares: int) -> float:
@@ -27,7 +33,7 @@ def share_of(amount: float, shares: int) -> float:
     >>> share_of(1, 6), share_of(1, 1)
     (0.1666, 1.0)
     """
-    return (round(amount * _UNIT) // shares) / _UNIT
+    return units(amount) // shares / UNIT
 
 
 def demand_of_options(options: Mapping[str, Any]) -> dict[str, float]:
@@ -100,11 +106,11 @@ def _check_room(
 ) -> None:
     for resource, asked in demand.items():
         total = capacity.get(resource, 0)
-        used = sum(round(each.get(resource, 0) * _UNIT) for each in taken)
-        if used + round(asked * _UNIT) > round(total * _UNIT):
+        used = sum(units(each.get(resource, 0)) for each in taken)
+        if used + units(asked) > units(total):
             raise ResourceUnavailable(
                 f"the worker of rank {rank} asks {resource} {asked:g}, its slot has "
-                f"{total - used / _UNIT:g} of {total:g} left. Ask for less {resource} in the options of "
+                f"{total - used / UNIT:g} of {total:g} left. Ask for less {resource} in the options of "
                 "RayClassWithInitArgs, or make the pool with larger bundles (max_colocate_count, "
                 "cpus_per_worker)"
             )

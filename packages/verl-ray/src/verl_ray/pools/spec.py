@@ -13,10 +13,8 @@ from verl_protocol.errors import InvalidValueError
 
 from verl_ray.pools.devices import Accelerator, accelerator_named, resource_of_device, worker_demand
 from verl_ray.pools.feasibility import Need
-from verl_ray.pools.shares import share_of
+from verl_ray.pools.shares import UNIT, share_of
 
-# Ray counts in ten-thousandths.
-_MOST_SHARES = 10_000
 _STRATEGIES = ("STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD")
 
 
@@ -126,8 +124,8 @@ def checked_shares(max_colocate_count: int | None, default: int, accelerator: st
     if max_colocate_count is None:
         return default if shareable else 1
     shares = whole_number("max_colocate_count", max_colocate_count, 1)
-    if shares > (_MOST_SHARES if shareable else 1):
-        most = f"1 to {_MOST_SHARES}" if shareable else f"1, as Ray cannot share one {accelerator!r}"
+    if shares > (UNIT if shareable else 1):
+        most = f"1 to {UNIT}" if shareable else f"1, as Ray cannot share one {accelerator!r}"
         raise InvalidValueError(f"max_colocate_count is {shares}, expected {most}")
     return shares
 

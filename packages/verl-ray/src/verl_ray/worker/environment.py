@@ -96,14 +96,11 @@ def merge_settings(**sources: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _merge_sources(sources: Mapping[str, Mapping[str, Any]], path: str) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
     said_by: dict[str, dict[str, Any]] = {}
     for source, settings in sources.items():
         for key, value in settings.items():
             said_by.setdefault(key, {})[source] = value
-    for key, values in said_by.items():
-        merged[key] = _agreed(f"{path}{key}", values)
-    return merged
+    return {key: _agreed(f"{path}{key}", values) for key, values in said_by.items()}
 
 
 def _agreed(path: str, values: Mapping[str, Any]) -> Any:

@@ -54,10 +54,8 @@ class RendezvousRequest:
             raise unusable(
                 "master_port_range", self.master_port_range, "no range beside master_addr and master_port"
             )
-        if self.master_port is not None:
-            _port_number("master_port", self.master_port)
-        if self.master_port_range is not None:
-            self.ports()
+        self.fixed()
+        self.ports()
 
     def fixed(self) -> Rendezvous | None:
         """The meeting point that the user named, if any."""
