@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import math
 import secrets
 import threading
@@ -13,7 +12,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self, SupportsIndex, TypeVar, overload
 
 from ray import cloudpickle
-from verl_dispatch.errors import CallTimeout, WorkerGroupError
+from verl_dispatch.errors import CallTimeout, WorkerGroupError, maybe
 from verl_dispatch.groups.group import WorkerGroup
 from verl_dispatch.methods.static import GroupWorker
 from verl_dispatch.planning.options import CallOptions, Labels
@@ -451,13 +450,11 @@ def _no_template(given: object, unknown: Mapping[str, object]) -> InvalidValueEr
 
 def _unknown_keyword(name: str, user_class: Any) -> InvalidTypeError:
     known = list(signature(RayWorkerGroup).parameters)[:-1]
-    near = difflib.get_close_matches(name, known, n=1)
-    maybe = f"; did you mean {near[0]!r}?" if near else ""
+    hint = maybe(name, known, "did you mean")
     if name in signature(user_class.__init__).parameters:
-        maybe = f"; the constructor's go to RayClassWithInitArgs({user_class.__name__}, {name}=...)"
+        hint = f"; the constructor's go to RayClassWithInitArgs({user_class.__name__}, {name}=...)"
     return InvalidTypeError(
-        f"RayWorkerGroup got an unexpected keyword argument {name!r}{maybe}; "
-        f"known: {', '.join(sorted(known))}"
+        f"RayWorkerGroup got an unexpected keyword argument {name!r}{hint}; known: {', '.join(sorted(known))}"
     )
 
 
