@@ -139,6 +139,23 @@ def test_a_group_used_inside_a_worker_does_not_disturb_it(turns: Any) -> None:
     assert turns.run(inner) == [(["0", "1"], str(rank), "3") for rank in range(3)]
 
 
+@pytest.mark.parametrize("inner", [False, True], ids=["inner turns", "inner threads"])
+def test_ranks_that_drive_groups_know_who_is_who(group: Any, inner: bool) -> None:
+    outside = variables()
+    with LocalWorkerGroup(Probe, 1) as shared:
+
+        def drive(worker: Probe) -> Any:
+            with LocalWorkerGroup(Probe, 2, concurrent=inner) as own:
+                found = [own.run(lambda each: (each.rank, each.world_size)) for _ in range(3)]
+            shared.run_async(worker.rank)
+            shared.note(worker.rank)
+            return found, worker.rank
+
+        assert group.run(drive) == [([[(0, 2), (1, 2)]] * 3, rank) for rank in range(3)]
+        assert [sorted(log[:-1]) for log in shared.note("last")] == [[0, 1, 2]]
+    assert variables() == outside
+
+
 def test_variables_are_put_back_after_two_threads_used_groups(turns: Any) -> None:
     outside = variables()
     with LocalWorkerGroup(Probe, 2) as other:

@@ -326,10 +326,10 @@ class TestOrder:
         assert group.take_log() == [one_by_one(NUM_CALLS)] * 2
         assert ids_of(made.get()) == list(range(NUM_ROWS))
 
-    def test_calls_of_several_threads_come_in_one_order_to_all_ranks(self, group: Any) -> None:
+    def test_calls_of_several_threads_come_one_by_one_in_one_order_to_all_ranks(self, group: Any) -> None:
         def send(thread: int) -> None:
             for number in range(thread * 100, thread * 100 + 25):
-                group.plain.submit(number)
+                (group.plain if number % 3 else group.asynchronous).submit(number)
 
         threads = [threading.Thread(target=send, args=(thread,)) for thread in range(4)]
         for thread in threads:

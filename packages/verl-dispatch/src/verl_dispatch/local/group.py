@@ -38,12 +38,14 @@ V = TypeVar("V")
 class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     """A group without a cluster: the same modes, checks, errors and isolation, in this process.
 
-    Ranks run one after the other in the calling thread, so that a breakpoint in a worker method works; each
-    sees torchrun's variables while it runs. Calls of a rank never overlap and keep their order, async methods
-    too. With `concurrent=True` each rank has a thread and ranks can meet
-    through `Worker.process_group()`; the environment then stays as it is. Arguments and answers are
-    copied, as on a cluster; functions pass as they are, with what they close over, and what a process has
-    once, such as torch's default random generator, ranks share.
+    Ranks run one after the other in the calling thread, so that a breakpoint in a worker method works;
+    each sees torchrun's variables while it runs (a process has them once: where several groups take
+    turns in threads of their own, only `self.rank` and its like are right). Calls of a rank never
+    overlap and keep their order, async methods and calls of several threads too. With `concurrent=True`
+    each rank has a thread and ranks can meet through `Worker.process_group()`; the environment then
+    stays as it is. Arguments and answers are copied, as on a cluster; functions pass as they are, with
+    what they close over, and what a process has once, such as torch's default random generator, ranks
+    share.
 
     Args:
         cls: the worker class, or an object with `cls`, `args` and `kwargs` such as `ClassWithInitArgs`.
