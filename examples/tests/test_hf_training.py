@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,16 @@ def test_bad_options_are_named_before_anything_starts(
     printed = capsys.readouterr()
     assert message in printed.err
     assert not printed.out
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_without_a_tokenizer_is_named(
+    small: list[str], tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny, model, ignore=shutil.ignore_patterns("tokenizer*"))
+    assert main([*small, "--model", str(model), "--out", str(tmp_path / "out")]) == EXIT_BAD_INPUT
+    assert f"model is '{model}', expected a folder or id that transformers loads" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

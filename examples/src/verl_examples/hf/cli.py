@@ -40,8 +40,7 @@ def _run(resume: bool, **given: Any) -> dict[str, Any]:
 
     try:
         tokenizer = load_tokenizer(settings.model, settings.trust_remote_code)
-    except OSError as error:
-        raise SettingsError(
-            "model", settings.model, f"a folder or id that transformers loads ({error})"
-        ) from error
+    except (OSError, ValueError) as error:
+        expected = f"a folder or id that transformers loads ({' '.join(str(error).split())})"
+        raise SettingsError("model", settings.model, expected) from error
     return run(settings, Questions.read(settings.data, tokenizer), resume=resume)
