@@ -9,6 +9,8 @@ from typing import Any
 from verl_protocol.arguments import text
 from verl_protocol.errors import InvalidValueError
 
+from verl_ray.errors import unusable
+
 
 @dataclass(frozen=True)
 class Accelerator:
@@ -84,10 +86,13 @@ def resource_of_device(device_name: str) -> str:
     try:
         return _RESOURCE_OF_DEVICE[text("device_name", device_name).lower()]
     except KeyError:
-        raise InvalidValueError(
-            f"device_name is {device_name!r}, expected one of {', '.join(sorted(_RESOURCE_OF_DEVICE))}; for "
-            "workers without accelerators make the pool with RayResourcePool(..., use_gpu=False), and name "
-            "any other Ray resource with RayResourcePool(..., accelerator=NAME)"
+        known = ", ".join(sorted(_RESOURCE_OF_DEVICE))
+        raise unusable(
+            "device_name",
+            device_name,
+            f"one of {known}; for workers without accelerators make the pool with "
+            "RayResourcePool(..., use_gpu=False), and name any other Ray resource with "
+            "RayResourcePool(..., accelerator=NAME)",
         ) from None
 
 

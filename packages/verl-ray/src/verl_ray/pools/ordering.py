@@ -68,17 +68,13 @@ def arrange_on_nodes(sizes: Sequence[int], nodes: Sequence[tuple[str, str]]) -> 
     >>> arrange_on_nodes([4, 2], [("b", "10.0.0.10"), ("a", "10.0.0.9")])
     [0, 1]
     """
-    by_size = {size: _of_size(size, sizes, nodes) for size in set(sizes)}
+    by_place = sorted(range(len(sizes)), key=lambda i: (node_order_key(nodes[i][1], nodes[i][0]), i))
+    by_size = {size: [index for index in by_place if sizes[index] == size] for size in set(sizes)}
     in_spec_order = [by_size[size].pop(0) for size in sizes]
     first_seen: dict[str, int] = {}
     for place, index in enumerate(in_spec_order):
         first_seen.setdefault(nodes[index][0], place)
     return sorted(in_spec_order, key=lambda index: first_seen[nodes[index][0]])
-
-
-def _of_size(size: int, sizes: Sequence[int], nodes: Sequence[tuple[str, str]]) -> list[int]:
-    indices = [index for index, each in enumerate(sizes) if each == size]
-    return sorted(indices, key=lambda index: (node_order_key(nodes[index][1], nodes[index][0]), index))
 
 
 def local_ranks(nodes: Sequence[Hashable]) -> list[tuple[int, int]]:

@@ -230,7 +230,7 @@ class RayResourcePool(ResourcePool, _FreedAtTheEnd):
         fit = all(g.bundle_count >= s for g, s in zip(groups, sizes, strict=False))
         if not fit or not len(groups) == len(set(groups)) == len(sizes):
             given = [group.bundle_count for group in groups]
-            raise InvalidValueError(f"pgs is {given}, expected groups of at least {sizes} bundles")
+            raise unusable("pgs", given, f"groups of at least {sizes} bundles")
         adopted = in_rank_order(groups, sizes)
         self._set_up(self.name_prefix, Reservation.of_others(self.name_prefix, self.spec, adopted))
 
@@ -340,10 +340,9 @@ class SubRayResourcePool(RayResourcePool):
         whole_number("start_bundle_index", start_bundle_index, 0)
         stop = start_bundle_index + whole_number("subgroup_world_size", subgroup_world_size, 1)
         if stop > parent.world_size:
-            raise InvalidValueError(
-                f"(start_bundle_index, subgroup_world_size) is {(start_bundle_index, subgroup_world_size)}, "
-                f"expected a run of the parent's {parent.world_size} slots"
-            )
+            given = (start_bundle_index, subgroup_world_size)
+            expected = f"a run of the parent's {parent.world_size} slots"
+            raise unusable("(start_bundle_index, subgroup_world_size)", given, expected)
         self.parent = parent
         # Counted from the pool that holds the reservation, however often it was cut.
         self.start_bundle_index: int = getattr(parent, "start_bundle_index", 0) + start_bundle_index
@@ -366,10 +365,8 @@ def _split_sizes(split_size: SupportsIndex | Sequence[int], world_size: int) -> 
     if not isinstance(split_size, Iterable):
         sizes *= world_size // sizes[0]
     if sum(sizes) != world_size:
-        raise InvalidValueError(
-            f"split_size is {split_size!r}, expected sizes that add up to the {world_size} slots of the "
-            f"pool, or one number that divides {world_size}"
-        )
+        sums = f"sizes that add up to the {world_size} slots of the pool"
+        raise unusable("split_size", split_size, f"{sums}, or one number that divides {world_size}")
     return sizes
 
 
@@ -405,7 +402,7 @@ def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResour
         )
     slots = rp1.slots() + rp2.slots()
     if len({slot.key for slot in slots}) < len(slots):
-        raise InvalidValueError(f"rp2 is {rp2!r}, expected a pool that shares no slot with {rp1!r}")
+        raise unusable("rp2", rp2, f"a pool that shares no slot with {rp1!r}")
     first_seen: dict[Hashable, int] = {}
     for number, slot in enumerate(slots):
         first_seen.setdefault(slot.node_key, number)
@@ -441,9 +438,7 @@ def extract_pg_from_exist(
     chosen = dict(zip(wanted, largest_first, strict=False))
     if len(chosen) < len(sizes) or any(chosen[index].bundle_count < sizes[index] for index in wanted):
         given = [group.bundle_count for group in largest_first]
-        raise InvalidValueError(
-            f"src_role_names is {list(src_role_names)}, expected groups for {sizes}, they have {given}"
-        )
+        raise unusable("src_role_names", list(src_role_names), f"groups for {sizes}, they have {given}")
     return [chosen[index] for index in range(len(sizes))]
 
 

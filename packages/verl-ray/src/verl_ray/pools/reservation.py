@@ -12,7 +12,7 @@ from typing import Any
 from ray.util.placement_group import PlacementGroup
 from verl_protocol.errors import InvalidValueError
 
-from verl_ray.errors import PoolAlreadyPlaced, PoolClosed
+from verl_ray.errors import PoolAlreadyPlaced, PoolClosed, unusable
 from verl_ray.pools.cluster import (
     alive_node_ids,
     ensure_ray_started,
@@ -109,7 +109,7 @@ class Reservation:
 
     def _reserve(self, strategy: str | None, name: str | None, device_name: str | None) -> None:
         if not self.sizes:
-            raise InvalidValueError("process_on_nodes is [], expected one node at least; see add_node")
+            raise unusable("process_on_nodes", [], "one node at least; see add_node")
         ensure_ray_started()
         spec = replace(self.spec, accelerator=self.spec.accelerator_on(device_name))
         # After a failed try to move, the first ask still holds where this one says nothing.

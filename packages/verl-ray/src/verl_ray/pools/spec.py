@@ -9,8 +9,8 @@ from numbers import Real
 from typing import Any
 
 from verl_protocol.arguments import mapping, text, whole_number
-from verl_protocol.errors import InvalidValueError
 
+from verl_ray.errors import unusable
 from verl_ray.pools.devices import Accelerator, accelerator_named, resource_of_device, worker_demand
 from verl_ray.pools.feasibility import Need
 from verl_ray.pools.shares import UNIT, share_of
@@ -49,9 +49,7 @@ class PoolSpec:
             return self.accelerator
         resource = resource_of_device(device_name)
         if self.accelerator_is_named and resource != self.accelerator:
-            raise InvalidValueError(
-                f"device_name is {device_name!r}, expected a device of the pool's {self.accelerator!r}"
-            )
+            raise unusable("device_name", device_name, f"a device of the pool's {self.accelerator!r}")
         return resource
 
     def bundle(self, offered: Sequence[str] = ()) -> dict[str, float]:
@@ -77,20 +75,15 @@ class PoolSpec:
         """
         strategy = strategy or ("PACK" if self.topology_strategy else "STRICT_PACK")
         if strategy not in _STRATEGIES:
-            raise InvalidValueError(f"strategy is {strategy!r}, expected one of {', '.join(_STRATEGIES)}")
+            raise unusable("strategy", strategy, f"one of {', '.join(_STRATEGIES)}")
         groups = (sum(sizes),) if self.topology_strategy else tuple(sizes)
         return Need(groups, self.bundle(offered), strategy, self.label_selector, self.topology_strategy)
 
     def differences(self, other: PoolSpec) -> str:
         """What two pools do not have in common, in words; "" where they were made alike."""
-        pairs = {
-            each.name: (getattr(self, each.name), getattr(other, each.name))
-            for each in fields(self)
-            if each.compare
-        }
-        return ", ".join(
-            f"{name}: {mine!r} and {theirs!r}" for name, (mine, theirs) in pairs.items() if mine != theirs
-        )
+        mine, theirs = vars(self), vars(other)
+        names = [each.name for each in fields(self) if each.compare]
+        return ", ".join(f"{n}: {mine[n]!r} and {theirs[n]!r}" for n in names if mine[n] != theirs[n])
 
 
 # --- the parameters of a pool, one by one; each raises InvalidValueError -----------------------------------
@@ -108,13 +101,9 @@ def checked_accelerator(use_gpu: bool, accelerator: str | None) -> str | None:
     if accelerator is None:
         return "GPU" if use_gpu else None
     if not use_gpu:
-        raise InvalidValueError(
-            f"accelerator is {accelerator!r}, expected no accelerator beside use_gpu=False"
-        )
+        raise unusable("accelerator", accelerator, "no accelerator beside use_gpu=False")
     if not text("accelerator", accelerator) or accelerator.upper() == "CPU":
-        raise InvalidValueError(
-            f"accelerator is {accelerator!r}, expected a resource such as 'GPU', or use_gpu=False"
-        )
+        raise unusable("accelerator", accelerator, "a resource such as 'GPU', or use_gpu=False")
     return accelerator
 
 
@@ -126,7 +115,7 @@ def checked_shares(max_colocate_count: int | None, default: int, accelerator: st
     shares = whole_number("max_colocate_count", max_colocate_count, 1)
     if shares > (UNIT if shareable else 1):
         most = f"1 to {UNIT}" if shareable else f"1, as Ray cannot share one {accelerator!r}"
-        raise InvalidValueError(f"max_colocate_count is {shares}, expected {most}")
+        raise unusable("max_colocate_count", shares, most)
     return shares
 
 
@@ -134,5 +123,5 @@ def checked_cpus(cpus_per_worker: float | None) -> float:
     """CPUs per process."""
     given: Any = 1.0 if cpus_per_worker is None else cpus_per_worker
     if type(given) is bool or not isinstance(given, Real) or not 0 <= float(given) < math.inf:
-        raise InvalidValueError(f"cpus_per_worker is {given!r}, expected a number of CPUs, 0 or more")
+        raise unusable("cpus_per_worker", given, "a number of CPUs, 0 or more")
     return float(given)
