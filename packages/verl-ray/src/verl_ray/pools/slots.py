@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from verl_ray.pools.cluster import bundle_node_ids, node_addresses
 from verl_ray.pools.devices import Accelerator, worker_demand
-from verl_ray.pools.ordering import local_ranks, order_bundles
+from verl_ray.pools.ordering import order_bundles
 from verl_ray.pools.shares import SlotKey
 
 _log = logging.getLogger("verl_ray")
@@ -27,16 +27,12 @@ _SLIVER = 0.0001
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for one worker of each group on the pool: a bundle and the node it is on.
-
-    `local_rank` counts the slots of one placement group on one node, over the pool that reserved them.
-    """
+    """A place for one worker of each group on the pool: a bundle and the node it is on."""
 
     placement_group: PlacementGroup
     bundle_index: int
     node_id: str
     node_ip: str
-    local_rank: int
 
     @property
     def key(self) -> SlotKey:
@@ -78,12 +74,7 @@ def _slots_of_group(
         (node, addresses.get(node, ""), index, devices.get((group_id, index), ()))
         for index, node in enumerate(bundle_node_ids(group))
     ]
-    ordered = order_bundles(rows)
-    ranks = local_ranks([node for node, *_ in ordered])
-    return [
-        Slot(group, index, node, address, local_rank)
-        for (node, address, index, _), (local_rank, _) in zip(ordered, ranks, strict=True)
-    ]
+    return [Slot(group, index, node, address) for node, address, index, _ in order_bundles(rows)]
 
 
 # --- Which devices each bundle holds: only a process inside the bundle is told, so one is asked -----------
