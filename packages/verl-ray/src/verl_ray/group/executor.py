@@ -85,7 +85,8 @@ class DirectPaths:
             return
         try:
             made = create_collective_group(handles, transport)
-            ray.get(_restoring(self._worker_set))
+            # Ray has written its own meeting point over the group's.
+            ray.get([handle.__ray_call__.remote(_restore_environment) for handle in handles])
         except (RayError, RuntimeError, ValueError) as error:
             reason = f"the workers could not connect for tensor_transport={transport!r}: {error}"
             raise WorkerGroupError(self._worker_set.name, method, reason=reason) from error
@@ -116,16 +117,8 @@ def _reaches(maker: Any, handle: Any, transport: str) -> bool:
     return bool(get_collective_groups([maker, handle], transport))
 
 
-def _restoring(worker_set: WorkerSet) -> list[Any]:
-    """Ray has written its own meeting point over the group's."""
-    return [
-        handle.__ray_call__.remote(_set_environment, worker_set.rank_info(rank).environment())
-        for rank, handle in enumerate(worker_set.handles)
-    ]
-
-
-def _set_environment(worker: Any, variables: Mapping[str, str]) -> None:
-    os.environ.update(variables)
+def _restore_environment(worker: Any) -> None:
+    os.environ.update(worker._verl_report.assignment.rank_info.environment())
 
 
 def _forget(name: str) -> None:
