@@ -11,7 +11,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from verl_ray.errors import ResourceUnavailable
 from verl_ray.worker.rendezvous import (
     Rendezvous,
-    RendezvousRequest,
+    asked_rendezvous,
     choose_rendezvous,
     free_port,
 )
@@ -36,7 +36,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _hold(request: RendezvousRequest) -> tuple[Rendezvous, socket.socket]:
+def _hold(request: Rendezvous | range) -> tuple[Rendezvous, socket.socket]:
     meeting, holder = choose_rendezvous(request, LOCAL)
     assert holder is not None
     return meeting, holder
@@ -44,7 +44,7 @@ def _hold(request: RendezvousRequest) -> tuple[Rendezvous, socket.socket]:
 
 def test_groups_of_one_range_get_different_ports_without_using_them() -> None:
     first = _free_run(4)
-    request = RendezvousRequest(master_port_range=(first, first + 4))
+    request = asked_rendezvous(master_port_range=(first, first + 4))
     meetings, holders = zip(*(_hold(request) for _ in range(4)), strict=True)
     assert sorted(each.port for each in meetings) == list(range(first, first + 4))
     with pytest.raises(ResourceUnavailable, match=f"{first}-{first + 4} on {LOCAL}"):
@@ -57,7 +57,7 @@ def test_groups_of_one_range_get_different_ports_without_using_them() -> None:
 
 
 def test_a_held_port_is_refused_to_strangers_and_given_to_torch() -> None:
-    meeting, holder = _hold(RendezvousRequest())
+    meeting, holder = _hold(asked_rendezvous())
     with holder:
         port = meeting.port
         assert not _is_free(port)
@@ -65,12 +65,12 @@ def test_a_held_port_is_refused_to_strangers_and_given_to_torch() -> None:
         store.set("key", "value")
         assert store.get("key") == b"value"
         with pytest.raises(ResourceUnavailable):
-            choose_rendezvous(RendezvousRequest(master_port_range=(port, port + 1)), LOCAL)
+            choose_rendezvous(asked_rendezvous(master_port_range=(port, port + 1)), LOCAL)
         del store
 
 
 def test_a_named_meeting_point_is_taken_as_it_is() -> None:
-    request = RendezvousRequest(master_addr="[fe80::1]", master_port="29500")
+    request = asked_rendezvous(master_addr="[fe80::1]", master_port="29500")
     assert choose_rendezvous(request, LOCAL) == (Rendezvous("fe80::1", 29500), None)
 
 
@@ -93,4 +93,4 @@ def test_a_named_meeting_point_is_taken_as_it_is() -> None:
 )
 def test_what_cannot_be_meant_is_refused_before_anything_starts(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RendezvousRequest(**given)
+        asked_rendezvous(**given)

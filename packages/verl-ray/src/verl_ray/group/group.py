@@ -34,7 +34,7 @@ from verl_ray.pools.pool import RayResourcePool
 from verl_ray.wire.message import check_picklable
 from verl_ray.wire.store import RAY_STORE
 from verl_ray.worker.actor import RayClassWithInitArgs
-from verl_ray.worker.rendezvous import RendezvousRequest
+from verl_ray.worker.rendezvous import asked_rendezvous
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -171,7 +171,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
             name=self.name_prefix,
             pool=resource_pool,
             template=ray_cls_with_init,
-            rendezvous=RendezvousRequest(master_addr, master_port, master_port_range),
+            rendezvous=asked_rendezvous(master_addr, master_port, master_port_range),
             strategy=None if bin_pack is None else "STRICT_PACK" if flag("bin_pack", bin_pack) else "PACK",
             device_name=device_name,
             detached=self.is_detached,

@@ -49,7 +49,7 @@ from verl_ray.wire.refs import connection
 from verl_ray.worker.actor import CLEAN_UP, RayClassWithInitArgs, check_transports
 from verl_ray.worker.environment import checked_env, forwarded_env, merge_settings
 from verl_ray.worker.host import Assignment, WorkerReport
-from verl_ray.worker.rendezvous import RendezvousRequest
+from verl_ray.worker.rendezvous import Rendezvous
 
 _log = logging.getLogger("verl_ray")
 
@@ -86,6 +86,7 @@ class LaunchSpec:
     first time and again.
 
     Attributes:
+        rendezvous: where the ranks meet, or the ports to choose from.
         strategy: how the pool is to be reserved, if it matters.
         timeout_s: seconds allowed from the request to the last worker's constructor.
         grace_s: seconds that other ranks get to answer after a first one failed.
@@ -100,7 +101,7 @@ class LaunchSpec:
     name: str
     pool: RayResourcePool
     template: RayClassWithInitArgs[Any]
-    rendezvous: RendezvousRequest
+    rendezvous: Rendezvous | range
     strategy: str | None
     device_name: str | None
     timeout_s: float

@@ -35,7 +35,7 @@ from verl_dispatch.workers.site import WorkerSite, building
 from verl_ray._clock import IMPORTED_AT
 from verl_ray.pools.devices import accelerator_named, hidden_masks, is_noset, settle_masks, visible_index
 from verl_ray.wire.message import Message, check_arguments, open_message, prepare_answer
-from verl_ray.worker.rendezvous import Rendezvous, RendezvousRequest, choose_rendezvous
+from verl_ray.worker.rendezvous import Rendezvous, choose_rendezvous
 
 _log = logging.getLogger(__name__)
 
@@ -157,9 +157,9 @@ class Host:
         finally:
             self._verl_inside = False
 
-    def _verl_open_rendezvous(self, request: RendezvousRequest) -> Rendezvous:
+    def _verl_open_rendezvous(self, asked: Rendezvous | range) -> Rendezvous:
         """Choose where the group meets, on the node of rank 0, and keep hold of the port."""
-        self._verl_held = choose_rendezvous(request, _node_ip())
+        self._verl_held = choose_rendezvous(asked, _node_ip())
         return self._verl_held[0]
 
     def _verl_set_up(

@@ -29,63 +29,48 @@ class Rendezvous:
     port: int
 
 
-@dataclass(frozen=True)
-class RendezvousRequest:
-    """What the user said about the meeting point; validated before any worker starts.
+def asked_rendezvous(
+    master_addr: str | None = None,
+    master_port: int | str | None = None,
+    master_port_range: tuple[int, int] | None = None,
+) -> Rendezvous | range:
+    """What the user said about the meeting point: itself, or the ports to try in order on rank 0's node.
 
     `master_addr` and `master_port` go together; `master_port_range` is `(first, stop)`, `stop` excluded.
+    `range(1)` leaves the choice to the system.
 
     Raises:
         ValueError: one of the pair without the other, a pair and a range, or numbers that are no ports.
 
-    >>> RendezvousRequest(master_port_range=(29000, 29100)).ports()
+    >>> asked_rendezvous(master_port_range=(29000, 29100))
     range(29000, 29100)
     """
-
-    master_addr: str | None = None
-    master_port: int | str | None = None
-    master_port_range: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        if (self.master_addr is None) != (self.master_port is None):
-            given = {"master_addr": self.master_addr, "master_port": self.master_port}
+    if master_addr is None or master_port is None:
+        if (master_addr, master_port) != (None, None):
+            given = {"master_addr": master_addr, "master_port": master_port}
             raise unusable("master_addr and master_port", given, "both or neither")
-        if self.master_port is not None and self.master_port_range is not None:
-            raise unusable(
-                "master_port_range", self.master_port_range, "no range beside master_addr and master_port"
-            )
-        self.fixed()
-        self.ports()
-
-    def fixed(self) -> Rendezvous | None:
-        """The meeting point that the user named, if any."""
-        if self.master_addr is None or self.master_port is None:
-            return None
-        return Rendezvous(host_for_env(self.master_addr), _port_number("master_port", self.master_port))
-
-    def ports(self) -> range:
-        """The ports to try, in order; `range(1)` leaves the choice to the system."""
-        if self.master_port_range is None:
-            return range(1)
-        expected = "two port numbers (first, stop) with first < stop, stop excluded"
-        try:
-            first, stop = map(_whole_number, self.master_port_range)
-        except (TypeError, ValueError):
-            raise unusable("master_port_range", self.master_port_range, expected) from None
-        if not 1 <= first < stop <= 65536:
-            raise unusable("master_port_range", self.master_port_range, expected)
-        return range(first, stop)
-
-
-def _port_number(argument: str, given: int | str) -> int:
+        return range(1) if master_port_range is None else _ports(master_port_range)
+    if master_port_range is not None:
+        raise unusable("master_port_range", master_port_range, "no range beside master_addr and master_port")
     expected = "a port number from 1 to 65535"
     try:
-        port = _whole_number(given)
+        port = _whole_number(master_port)
     except (TypeError, ValueError):
-        raise unusable(argument, given, expected) from None
-    if isinstance(given, bool) or not 1 <= port <= 65535:
-        raise unusable(argument, given, expected)
-    return port
+        raise unusable("master_port", master_port, expected) from None
+    if isinstance(master_port, bool) or not 1 <= port <= 65535:
+        raise unusable("master_port", master_port, expected)
+    return Rendezvous(host_for_env(master_addr), port)
+
+
+def _ports(master_port_range: tuple[int, int]) -> range:
+    expected = "two port numbers (first, stop) with first < stop, stop excluded"
+    try:
+        first, stop = map(_whole_number, master_port_range)
+    except (TypeError, ValueError):
+        raise unusable("master_port_range", master_port_range, expected) from None
+    if not 1 <= first < stop <= 65536:
+        raise unusable("master_port_range", master_port_range, expected)
+    return range(first, stop)
 
 
 def _whole_number(given: int | str) -> int:
@@ -94,27 +79,25 @@ def _whole_number(given: int | str) -> int:
 
 
 def choose_rendezvous(
-    request: RendezvousRequest, node_address: str
+    asked: Rendezvous | range, node_address: str
 ) -> tuple[Rendezvous, socket.socket | None]:
     """Choose where a group meets; rank 0 runs this in its process, and keeps the socket as long as it lives.
 
     Raises:
         ResourceUnavailable: every port of the requested range is in use on this node.
 
-    >>> meeting, holder = choose_rendezvous(RendezvousRequest(), "127.0.0.1")
+    >>> meeting, holder = choose_rendezvous(range(1), "127.0.0.1")
     >>> with holder:
     ...     0 < meeting.port < 65536
     True
     """
-    fixed = request.fixed()
-    if fixed is not None:
-        return fixed, None
+    if isinstance(asked, Rendezvous):
+        return asked, None
     address = host_for_env(node_address)
-    ports = request.ports()
-    holder = _hold_first_free(ports, address_family(address))
+    holder = _hold_first_free(asked, address_family(address))
     if holder is None:
         raise ResourceUnavailable(
-            f"no free port in master_port_range {ports.start}-{ports.stop} on {address}: another group or "
+            f"no free port in master_port_range {asked.start}-{asked.stop} on {address}: another group or "
             "program holds each. Widen the range, shut a group down, or leave master_port_range out"
         )
     return Rendezvous(address, int(holder.getsockname()[1])), holder
