@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -496,6 +497,31 @@ def test_restart_drops_what_was_before(group: Any) -> None:
             read()
 
 
+def test_restarts_cut_off_calls_of_other_threads_and_nothing_else_happens_to_them(group: Any) -> None:
+    restarted, last = threading.Event(), 20
+
+    def call(method: Any) -> None:
+        while True:
+            is_over = restarted.is_set()
+            try:
+                assert [answer % 10 for answer in method(10)] == [0, 1, 2]
+            except WorkerGroupError:
+                # Only a call that was sent before the last restart was over may be cut off.
+                assert not is_over
+            if is_over:
+                return
+
+    with ThreadPoolExecutor() as threads:
+        methods = [group.run_async, lambda value: group.run_async.submit(value).result()]
+        calls = [threads.submit(call, method) for method in methods]
+        for _ in range(last):
+            group.restart()
+        restarted.set()
+        for each in calls:
+            each.result(30)
+    assert group.generation == last
+
+
 def test_shutdown_wakes_everybody_and_ends_the_threads() -> None:
     group = LocalWorkerGroup(Probe, 2, concurrent=True, name_prefix="ended")
     futures = group.run.options(blocking=False)(
@@ -551,6 +577,29 @@ def test_a_call_of_another_thread_learns_that_the_group_has_ended(turns: Any, en
 
     with pytest.raises(WorkerGroupError, match=r"shut down or restarted while|been restarted since"):
         turns.run(end_it)
+
+
+@pytest.mark.parametrize("end", ["shutdown", "restart"])
+def test_a_group_may_end_while_an_async_method_runs(end: str) -> None:
+    ended: list[int] = []
+
+    class Closing(Worker):
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        async def run(self, function: Any) -> None:
+            thread = threading.Thread(target=function)
+            thread.start()
+            thread.join()
+
+        async def close(self) -> None:
+            ended.append(self.rank)
+
+    with LocalWorkerGroup(Closing, 1) as group:
+        with contextlib.suppress(WorkerGroupError):
+            group.run(lambda: getattr(group, end)())
+        assert ended == [0]
+        if end == "restart":
+            assert group.run(lambda: None) == [None]
+    gc.collect()  # an event loop that was left open is a warning
 
 
 def test_a_call_sent_into_the_shutdown_is_answered() -> None:

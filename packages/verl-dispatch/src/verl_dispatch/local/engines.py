@@ -303,9 +303,10 @@ class LocalRank:
         worker, self.worker = self.worker, None
         if worker is not None and (rest := clean_up(worker, _CLEAN_UP_HOOKS)) is not None:
             self._run_coroutine(rest)
-        if self._loop is not None and not self._loop.is_running():
-            self._loop.close()
-        self._loop = None
+        loop, self._loop = self._loop, None
+        # The thread that still runs a method in it closes it.
+        if loop is not None and not loop.is_running():
+            loop.close()
 
     def _method(self, method: str, role: str | None) -> Callable[..., Any]:
         worker = self.worker
@@ -317,12 +318,20 @@ class LocalRank:
         return bound
 
     def _run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        # One loop for the rank's whole life: locks and queues that a worker keeps belong to a loop.
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-        if not _a_loop_runs_here():
-            return self._loop.run_until_complete(coroutine)
-        return _in_a_thread(self._loop, coroutine)
+        # One loop for the rank's whole life: locks and queues that a worker keeps belong to a loop. Where a
+        # method still runs in it, as when another thread ends the group, this one has a loop of its own.
+        loop = self._loop
+        if loop is None or loop.is_running():
+            loop = asyncio.new_event_loop()
+            self._loop = self._loop or loop
+        beside = _a_loop_runs_here()
+        try:
+            return _in_a_thread(loop, coroutine) if beside else loop.run_until_complete(coroutine)
+        finally:
+            if not loop.is_running():
+                coroutine.close()
+                if self.worker is None or loop is not self._loop:
+                    loop.close()
 
 
 def _a_loop_runs_here() -> bool:
