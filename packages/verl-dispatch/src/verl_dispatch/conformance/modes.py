@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -42,86 +40,62 @@ def run(backend: Backend, verb: str, method: Any, args: Any, kwargs: Any) -> Any
     return asyncio.run(wait())
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the table, for values: a method, its arguments, and the expected result, by world size."""
+class Row(NamedTuple):
+    """One line of the table, for values: a method, its arguments, and the expected result."""
 
     method: str
-    args: Callable[[int], tuple[Any, ...]]
-    kwargs: Callable[[int], dict[str, Any]]
-    expected: Callable[[int], Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    expected: Any
 
 
-def none(_: int) -> dict[str, Any]:
-    return {}
+def table(n: int) -> dict[str, Row]:
+    """What each mode takes and gives on a group of `n`."""
+    ranks, letters, ones = range(n), "abcdefgh"[:n], [1] * n
+    last = n - 1
+    return {
+        "rank zero": Row("rank_zero", ("v",), {"y": ones}, (0, "v", ones)),
+        "one to all": Row("one_to_all", ("v",), {"y": 5}, [(r, "v", 5) for r in ranks]),
+        "one to all, a list as long as the world": Row(
+            "one_to_all", (ones,), {}, [(r, ones, None) for r in ranks]
+        ),
+        "one to all, async": Row("one_to_all_async", (3,), {}, [(r, 3, None) for r in ranks]),
+        "one to all, rank zero": Row("one_to_all_rank_zero", ("v",), {"y": ones}, (0, "v", ones)),
+        "all to all": Row(
+            "all_to_all", (list(ranks),), {"y": tuple(letters)}, [(r, r, letters[r]) for r in ranks]
+        ),
+        "all to all, broadcast": Row(
+            "all_to_all", (Broadcast([1, 2]), list(ranks)), {}, [(r, [1, 2], r) for r in ranks]
+        ),
+        "all to all, entries that are lists": Row(
+            "all_to_all", ([[r] * n for r in ranks],), {}, [(r, [r] * n, None) for r in ranks]
+        ),
+        "all to all, rank zero": Row("all_to_all_rank_zero", ([1, 2, 3],), {"y": 4}, (0, [1, 2, 3], 4)),
+        "one to one, all by rank": Row(
+            "one_to_one", ({r: r * 10 for r in ranks},), {}, {r: (r, r * 10, None) for r in ranks}
+        ),
+        "one to one, only the last": Row(
+            "one_to_one", ({last: "v"},), {"y": {last: "w"}}, {last: (last, "v", "w")}
+        ),
+        "one to one, a list": Row("one_to_one", (list(ranks),), {}, [(r, r, None) for r in ranks]),
+        "dp compute": Row(
+            "dp_compute",
+            (list(ranks), tuple(letters)),
+            {},
+            [(r, (r, letters[r]), "left out", {}) for r in ranks],
+        ),
+        "dp compute, by name": Row(
+            "dp_compute",
+            (),
+            {"y": list(ranks), "z": [r * r for r in ranks]},
+            [(r, (), r, {"z": r * r}) for r in ranks],
+        ),
+        "custom pair": Row("custom", ("v",), {}, [["v", r] for r in reversed(ranks)]),
+        "custom plan": Row("custom_plan", ("v",), {}, [(last, "v")]),
+        "custom, rank zero": Row("custom_rank_zero", (3,), {}, {"rank zero": (0, [3, 3])}),
+    }
 
 
-TABLE = {
-    "rank zero": Row("rank_zero", lambda n: ("v",), lambda n: {"y": [1] * n}, lambda n: (0, "v", [1] * n)),
-    "one to all": Row(
-        "one_to_all", lambda n: ("v",), lambda n: {"y": 5}, lambda n: [(r, "v", 5) for r in range(n)]
-    ),
-    "one to all, a list as long as the world": Row(
-        "one_to_all", lambda n: ([7] * n,), none, lambda n: [(r, [7] * n, None) for r in range(n)]
-    ),
-    "one to all, async": Row(
-        "one_to_all_async", lambda n: (3,), none, lambda n: [(r, 3, None) for r in range(n)]
-    ),
-    "one to all, rank zero": Row(
-        "one_to_all_rank_zero", lambda n: ("v",), lambda n: {"y": [1] * n}, lambda n: (0, "v", [1] * n)
-    ),
-    "all to all": Row(
-        "all_to_all",
-        lambda n: (list(range(n)),),
-        lambda n: {"y": tuple("abcdefgh"[:n])},
-        lambda n: [(r, r, "abcdefgh"[r]) for r in range(n)],
-    ),
-    "all to all, broadcast": Row(
-        "all_to_all",
-        lambda n: (Broadcast([1, 2]), list(range(n))),
-        none,
-        lambda n: [(r, [1, 2], r) for r in range(n)],
-    ),
-    "all to all, entries that are lists": Row(
-        "all_to_all",
-        lambda n: ([[r] * n for r in range(n)],),
-        none,
-        lambda n: [(r, [r] * n, None) for r in range(n)],
-    ),
-    "all to all, rank zero": Row(
-        "all_to_all_rank_zero", lambda n: ([1, 2, 3],), lambda n: {"y": 4}, lambda n: (0, [1, 2, 3], 4)
-    ),
-    "one to one, all by rank": Row(
-        "one_to_one",
-        lambda n: ({r: r * 10 for r in range(n)},),
-        none,
-        lambda n: {r: (r, r * 10, None) for r in range(n)},
-    ),
-    "one to one, only the last": Row(
-        "one_to_one",
-        lambda n: ({n - 1: "v"},),
-        lambda n: {"y": {n - 1: "w"}},
-        lambda n: {n - 1: (n - 1, "v", "w")},
-    ),
-    "one to one, a list": Row(
-        "one_to_one", lambda n: (list(range(n)),), none, lambda n: [(r, r, None) for r in range(n)]
-    ),
-    "dp compute": Row(
-        "dp_compute",
-        lambda n: (list(range(n)), tuple("abcdefgh"[:n])),
-        none,
-        lambda n: [(r, (r, "abcdefgh"[r]), "left out", {}) for r in range(n)],
-    ),
-    "dp compute, by name": Row(
-        "dp_compute",
-        lambda n: (),
-        lambda n: {"y": list(range(n)), "z": [r * r for r in range(n)]},
-        lambda n: [(r, (), r, {"z": r * r}) for r in range(n)],
-    ),
-    "custom pair": Row("custom", lambda n: ("v",), none, lambda n: [["v", r] for r in reversed(range(n))]),
-    "custom plan": Row("custom_plan", lambda n: ("v",), none, lambda n: [(n - 1, "v")]),
-    "custom, rank zero": Row("custom_rank_zero", lambda n: (3,), none, lambda n: {"rank zero": (0, [3, 3])}),
-}
 CUSTOM = ("custom pair", "custom plan", "custom, rank zero")
 
 
@@ -133,17 +107,17 @@ class TestModes:
         return groups.get(ModesWorker, request.param)
 
     @pytest.mark.parametrize("verb", VERBS)
-    @pytest.mark.parametrize("name", [name for name in TABLE if name not in CUSTOM])
+    @pytest.mark.parametrize("name", [name for name in table(1) if name not in CUSTOM])
     def test_values(self, backend: Backend, group: Any, name: str, verb: str) -> None:
-        row, n = TABLE[name], group.world_size
-        got = run(backend, verb, group.bind(row.method), row.args(n), row.kwargs(n))
-        assert got == (expected_stream(row.expected(n)) if verb == "stream" else row.expected(n))
+        method, args, kwargs, expected = table(group.world_size)[name]
+        got = run(backend, verb, group.bind(method), args, kwargs)
+        assert got == (expected_stream(expected) if verb == "stream" else expected)
 
     @pytest.mark.parametrize("name", CUSTOM)
     @pytest.mark.parametrize("verb", ["call", "submit", "await"])
     def test_custom_modes(self, backend: Backend, group: Any, name: str, verb: str) -> None:
-        row, n = TABLE[name], group.world_size
-        assert run(backend, verb, group.bind(row.method), row.args(n), row.kwargs(n)) == row.expected(n)
+        method, args, kwargs, expected = table(group.world_size)[name]
+        assert run(backend, verb, group.bind(method), args, kwargs) == expected
 
     def test_custom_mode_gets_futures_when_not_blocking(self, backend: Backend, group: Any) -> None:
         references = group.custom.options(blocking=False)("v")

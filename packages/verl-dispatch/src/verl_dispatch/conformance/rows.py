@@ -8,14 +8,7 @@ import pytest
 import torch
 from verl_protocol import DataProto
 
-from verl_dispatch.conformance.backend import (
-    KINDS,
-    Backend,
-    SharedGroups,
-    as_kind,
-    batch,
-    ranks_of,
-)
+from verl_dispatch.conformance.backend import KINDS, Backend, SharedGroups, as_kind, batch, ranks_of
 from verl_dispatch.conformance.modes import run
 from verl_dispatch.conformance.workers import BROKEN_MESHES, ids_of
 from verl_dispatch.planning.mesh import Mesh
