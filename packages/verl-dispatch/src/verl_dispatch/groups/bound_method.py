@@ -139,17 +139,16 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         # Says that the caller gets futures: others may read the answers, so a backend can prepare them for
         # that.
         options = self._options.changed(blocking=False)
-        sent: Call = self._group._started(self._method.name, self._trimmed_plan, args, kwargs, options)
-        plan = sent.plan
-        is_batch = isinstance(plan.collect, BatchCollector)
-        result: Any = sent.data_future() if is_batch else plan.collect.arrange(sent.futures())
-        if batches.is_future(result) and self._padding_asked(args, kwargs):
-            batches.ask_for_padding(result)
+
+        def plan(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
+            return with_worker_trims(self._planner.plan(args, kwargs))
+
+        sent: Call = self._group._started(self._method.name, plan, args, kwargs, options)
+        collect = sent.plan.collect
+        is_batch = isinstance(collect, BatchCollector)
+        result: Any = sent.data_future() if is_batch else collect.arrange(sent.futures())
+        if batches.is_future(result) and self._options.auto_padding is None:
+            values = [value for value in (*args, *kwargs.values()) if batches.is_splittable(value)]
+            if any(map(batches.wants_padding, values)):
+                batches.ask_for_padding(result)
         return result
-
-    def _padding_asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        values = [value for value in (*args, *kwargs.values()) if batches.is_splittable(value)]
-        return self._options.auto_padding is None and any(map(batches.wants_padding, values))
-
-    def _trimmed_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
-        return with_worker_trims(self._planner.plan(args, kwargs))

@@ -25,16 +25,7 @@ from typing import (
 from verl_protocol.errors import InvalidArgumentError, InvalidTypeError, InvalidValueError
 from verl_protocol.tables import html_table
 
-from verl_dispatch.errors import (
-    CallTimeout,
-    MixedOrderWarning,
-    NotPicklableError,
-    NotTheOwnerError,
-    UnknownMethodError,
-    UnknownRoleError,
-    WorkerGroupError,
-    maybe,
-)
+from verl_dispatch import errors
 from verl_dispatch.groups.bound_method import GroupMethod
 from verl_dispatch.groups.call import AnswerStream, Call, CallFuture
 from verl_dispatch.groups.pool import ResourcePool
@@ -166,7 +157,7 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         if self._role is not None:
             # Whoever wrote `Group(...).spawn(...)` holds nothing else; that of the pool ends all its groups.
             can_end = hasattr(self.resource_pool, "shutdown")
-            raise NotTheOwnerError(
+            raise errors.NotTheOwnerError(
                 f"{action}() on the view of role {self._role!r}: its workers belong to the group that it was "
                 f"spawned from; call {action}() there"
                 + ", or resource_pool.shutdown(), which ends every group on the pool"
@@ -217,7 +208,7 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         """
         classes = self._roles()
         if name not in classes:
-            raise UnknownRoleError(name, {role: found.__name__ for role, found in classes.items()})
+            raise errors.UnknownRoleError(name, {role: found.__name__ for role, found in classes.items()})
         if cls is not None and not (isinstance(cls, type) and issubclass(classes[name], cls)):
             held = classes[name].__name__
             raise InvalidArgumentError(
@@ -242,7 +233,7 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         """
         try:
             self._check_usable("is_usable")
-        except (WorkerGroupError, CallTimeout):
+        except (errors.WorkerGroupError, errors.CallTimeout):
             return False
         return True
 
@@ -310,7 +301,7 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
 
     def _stop_recording(self) -> None:
         # The group may have failed or ended meanwhile.
-        with suppress(WorkerGroupError):
+        with suppress(errors.WorkerGroupError):
             self._record(None)
 
     @property
@@ -343,7 +334,7 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         try:
             answers: list[Any] = sent.collect(sent.wait())
             return answers
-        except WorkerGroupError as error:
+        except errors.WorkerGroupError as error:
             if error.errors:
                 _note_whole_lists(error, args, kwargs, self.world_size)
             raise
@@ -555,12 +546,12 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         raise self._unknown(name)
 
-    def _unknown(self, name: str) -> UnknownMethodError:
+    def _unknown(self, name: str) -> errors.UnknownMethodError:
         known = [each for each in self.__dict__.get("_methods", ()) if not each.startswith("_")]
         # What every worker has is of no help to who looks for a method of their own.
         own = [each for each in known if not hasattr(Worker, each)]
         way = self._way_to(name.rpartition(".")[2])
-        return UnknownMethodError(self._label(), name, own, maybe(name, known), way)
+        return errors.UnknownMethodError(self._label(), name, own, errors.maybe(name, known), way)
 
     def _way_to(self, name: str) -> str:
         """Where a name is that is no registered method of the class; empty where it is nowhere."""
@@ -588,7 +579,7 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
         Raises:
             NotPicklableError: always.
         """
-        raise NotPicklableError(repr(self), self._way_to_workers)
+        raise errors.NotPicklableError(repr(self), self._way_to_workers)
 
     _way_to_workers: ClassVar[str] = (
         "it belongs to the program that made it; another program, or a worker, reaches the workers of a "
@@ -648,7 +639,7 @@ class MethodNames(Generic[GroupWorker, GroupRef]):
 
 
 def _note_whole_lists(
-    error: WorkerGroupError, args: tuple[Any, ...], kwargs: Mapping[str, Any], world_size: int
+    error: errors.WorkerGroupError, args: tuple[Any, ...], kwargs: Mapping[str, Any], world_size: int
 ) -> None:
     """Has a failure say of lists as long as the group that they were not split: other calls do split them."""
     for label, value in zip(UNNAMED.all(args, kwargs), (*args, *kwargs.values()), strict=True):
@@ -666,4 +657,4 @@ def warn_of_mixed_order(cls: type, found: Mapping[str, RegisteredMethod]) -> Non
     asynchronous = [method.name for method in own if method.is_async]
     plain = [method.name for method in own if not method.is_async]
     if asynchronous and plain:
-        warnings.warn(MixedOrderWarning(cls.__qualname__, asynchronous, plain), stacklevel=4)
+        warnings.warn(errors.MixedOrderWarning(cls.__qualname__, asynchronous, plain), stacklevel=4)

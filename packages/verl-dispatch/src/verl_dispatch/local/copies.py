@@ -126,18 +126,14 @@ def _copier(value: Any, kind: type) -> Callable[[Any, Memo], Any]:
     if found is not None:
         return found
     if is_tensordict(value) or is_unbatched(value):
-        return _copy_by_wire
+        return lambda value, memo: loads(*dumps(value))
     if isinstance(value, torch.Tensor):
         return _copy_tensor
     if isinstance(value, DataProto):
         return _copy_batch
     if isinstance(value, (Future, type)):
-        return _as_it_is
+        return lambda value, memo: value
     return deep_copy
-
-
-def _as_it_is(value: Any, memo: Memo) -> Any:
-    return value
 
 
 def _copy_list(value: list[Any], memo: Memo) -> list[Any]:
@@ -173,11 +169,9 @@ def _copy_array(value: Any, memo: Memo) -> Any:
     return made
 
 
-def _copy_plain_tensor(value: torch.Tensor, memo: Memo) -> torch.Tensor:
-    return _copy_tensor(value, memo) if value.requires_grad else value.clone()
-
-
 def _copy_tensor(value: torch.Tensor, memo: Memo) -> torch.Tensor:
+    if type(value) is torch.Tensor and not value.requires_grad:
+        return value.clone()
     if isinstance(value, torch.nn.Parameter):
         return torch.nn.Parameter(value.detach().clone(), value.requires_grad)
     if type(value) is not torch.Tensor and not is_jagged(value):
@@ -200,10 +194,6 @@ def _copy_batch(value: DataProto, memo: Memo) -> DataProto:
 
 def _copied_values(columns: Mapping[str, Any], memo: Memo) -> dict[str, Any]:
     return {key: _copied(column, memo) for key, column in columns.items()}
-
-
-def _copy_by_wire(value: Any, memo: Memo) -> Any:
-    return loads(*dumps(value))
 
 
 class SnapshotStore(InProcessStore):
@@ -242,22 +232,14 @@ def _private_part(part: Any, memo: Memo) -> Any:
     return part if isinstance(part, (_PrivatePart, PrivateFuture)) else _PrivatePart(part)
 
 
-def _copy_future_part(value: FuturePart, memo: Memo) -> FuturePart:
-    return replace(value, future=_copied(value.future, memo))
-
-
-def _copy_padded(value: PaddedPart, memo: Memo) -> PaddedPart:
-    return PaddedPart(_copied(value.value, memo), value.trim)
-
-
 _COPIERS: dict[type, Callable[[Any, Memo], Any]] = {
     list: _copy_list,
     tuple: _copy_tuple,
     dict: _copy_dict,
     np.ndarray: _copy_array,
-    torch.Tensor: _copy_plain_tensor,
+    torch.Tensor: _copy_tensor,
     torch.nn.Parameter: _copy_tensor,
     DataProtoFuture: _copy_future,
-    FuturePart: _copy_future_part,
-    PaddedPart: _copy_padded,
+    FuturePart: lambda value, memo: replace(value, future=_copied(value.future, memo)),
+    PaddedPart: lambda value, memo: PaddedPart(_copied(value.value, memo), value.trim),
 }

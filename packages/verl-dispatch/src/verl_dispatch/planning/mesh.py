@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from numbers import Integral
 from typing import Any
@@ -149,14 +149,9 @@ class Mesh:
             raise MeshError(
                 name, f"the DeviceMesh covers ranks {ranks}, not 0..{len(ranks) - 1}", str(device_mesh)
             )
-        position = {rank: index for index, rank in enumerate(ranks)}
-        order = [position[rank] for rank in range(len(ranks))]
-        return cls(
-            name,
-            tuple(counted.dp_ranks[at] for at in order),
-            tuple(counted.collects[at] for at in order),
-            shape,
-        )
+        order = sorted(range(len(ranks)), key=ranks.__getitem__)
+        dp_ranks = tuple(counted.dp_ranks[at] for at in order)
+        return replace(counted, dp_ranks=dp_ranks, collects=tuple(counted.collects[at] for at in order))
 
 
 def name_problem(name: object) -> str:

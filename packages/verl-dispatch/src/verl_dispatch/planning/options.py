@@ -130,18 +130,13 @@ DEFAULT_OPTIONS = CallOptions()
 # --- What dispatch functions know of the call they work for, also in a custom mode ------------------------
 
 
+@dataclass(slots=True, eq=False)
 class Labels:
     """Names the arguments of one method; without a method, by position and keyword only."""
 
-    __slots__ = ("method", "parameters", "start")
-    method: str
-    parameters: Sequence[str]
-    start: int
-
-    def __init__(self, method: str = "", parameters: Sequence[str] = (), start: int = 0) -> None:
-        self.method = method
-        self.parameters = parameters
-        self.start = start
+    method: str = ""
+    parameters: Sequence[str] = ()
+    start: int = 0
 
     def positional(self, index: int) -> str:
         """Positional argument `index`, for example `argument 0 ('batch') of method 'update'`."""

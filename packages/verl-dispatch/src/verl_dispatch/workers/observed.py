@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
 from shlex import quote
@@ -96,13 +96,13 @@ class Observation:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> Iterator[None]:
-        draft = None if recorder is None else recorder.draft(function, self._role, args, kwargs)
+        write = None if recorder is None else recorder.draft(function, self._role, args, kwargs)
         self._fetched = time.time()
         try:
             yield
         except Exception as error:
-            if draft is not None:
-                error.add_note(draft.write(error))
+            if write is not None:
+                error.add_note(write(error))
             raise
         finally:
             self._ended = time.time()
@@ -161,8 +161,9 @@ class Recorder:
         role: str | None,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-    ) -> Draft:
-        """The call as it is now: the method may change its arguments."""
+    ) -> Callable[[BaseException | None], str]:
+        """What writes the call as it is now, for the method may change its arguments, and what it raised; a
+        note on where the file lies, or on why it could not be written."""
         method, info = function.__name__, self.rank_info
         name = f"{method}-rank{info.rank}-{os.getpid()}-{time.time_ns()}.call"
         facts: dict[str, Any] = {
@@ -179,38 +180,28 @@ class Recorder:
         }
         try:
             call = self.dumps((args, dict(kwargs), random_states()))
-            draft = Draft(Path(self.folder) / name, facts, pickle.dumps((self.made_from, info, call)))
+            data = pickle.dumps((self.made_from, info, call))
         except Exception as error:
-            return Draft(None, facts, b"", f"an argument cannot be pickled: {error}")
+            problem = f"this call could not be recorded: an argument cannot be pickled: {error}"
+            return lambda _: problem
+        write = partial(_written, Path(self.folder) / name, facts, data)
         if self.on == "all":
-            draft.write(None)
-        return draft
+            write(None)
+        return write
 
 
-@dataclass(slots=True)
-class Draft:
-    """A call that may have to be written down."""
-
-    path: Path | None
-    facts: Mapping[str, Any]
-    data: bytes
-    problem: str = ""
-
-    def write(self, error: BaseException | None) -> str:
-        """Write the file; a note on where it lies, or on why it could not be written."""
-        if self.path is None:
-            return f"this call could not be recorded: {self.problem}"
-        told = None if error is None else f"{type(error).__name__}: {error}"
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            head = json.dumps({**self.facts, "error": told}).encode()
-            partial = self.path.with_suffix(".part")
-            partial.write_bytes(head + b"\n" + self.data)
-            partial.replace(self.path)
-        except OSError as problem:
-            return f"this call could not be recorded: {problem}"
-        command = f"{quote(sys.executable or 'python')} -m verl_dispatch replay {quote(str(self.path))}"
-        return f"this call was recorded on node {self.facts['host']}: {command} --unpickle"
+def _written(path: Path, facts: Mapping[str, Any], data: bytes, error: BaseException | None) -> str:
+    told = None if error is None else f"{type(error).__name__}: {error}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = json.dumps({**facts, "error": told}).encode()
+        half_written = path.with_suffix(".part")
+        half_written.write_bytes(head + b"\n" + data)
+        half_written.replace(path)
+    except OSError as problem:
+        return f"this call could not be recorded: {problem}"
+    command = f"{quote(sys.executable or 'python')} -m verl_dispatch replay {quote(str(path))}"
+    return f"this call was recorded on node {facts['host']}: {command} --unpickle"
 
 
 def random_states() -> dict[str, Any]:

@@ -18,62 +18,6 @@ from verl_dispatch.workers.collectives import ProcessGroup
 from verl_dispatch.workers.rank import RankInfo, free_port, node_address
 from verl_dispatch.workers.site import SITE, by_torch, identity_of_new_worker
 
-# --- The meshes one worker belongs to: its data-parallel rank in each, and whether it answers for that
-#     rank
-
-
-class WorkerMeshes:
-    """A small table: mesh name -> (dp rank, whether this worker answers for it)."""
-
-    def __init__(self) -> None:
-        self._entries: dict[str, tuple[int, bool]] = {}
-
-    def add(self, mesh_name: str, dp_rank: SupportsIndex, is_collect: object) -> None:
-        """Register one mesh.
-
-        Raises:
-            InvalidValueError: the name is taken.
-            InvalidTypeError: `dp_rank` is no whole number, or `is_collect` neither true nor false.
-        """
-        self.add_all({mesh_name: dp_rank}, {mesh_name: is_collect})
-
-    def add_all(self, dp_ranks: Mapping[str, SupportsIndex], collects: Mapping[str, object]) -> None:
-        """Register several meshes, or none of them if one is refused."""
-        if not dp_ranks or set(dp_ranks) != set(collects):
-            raise InvalidValueError(
-                "dispatch_dp_rank and collect_dp_rank must name the same meshes, at least one; "
-                f"given {sorted(dp_ranks)} and {sorted(collects)}"
-            )
-        for name in dp_ranks:
-            if name in self._entries:
-                dp_rank, is_collect = self._entries[name]
-                raise InvalidValueError(
-                    f"mesh {name!r} is already registered on this worker, with dp rank {dp_rank} and "
-                    f"collect={is_collect}; register each mesh once, or use another name"
-                )
-        self._entries |= {name: _entry(name, rank, collects[name]) for name, rank in dp_ranks.items()}
-
-    def dp_rank(self, mesh_name: str) -> int:
-        """The data-parallel rank in one mesh; UnknownMeshError lists the known ones."""
-        return self._entry(mesh_name)[0]
-
-    def is_collect(self, mesh_name: str) -> bool:
-        """Whether this worker answers for its data-parallel rank in one mesh."""
-        return self._entry(mesh_name)[1]
-
-    def as_dict(self) -> dict[str, dict[str, Any]]:
-        """All meshes in the form that `Worker.set_dispatch_collect` takes."""
-        return {
-            "dispatch_dp_rank": {name: rank for name, (rank, _) in self._entries.items()},
-            "collect_dp_rank": {name: collect for name, (_, collect) in self._entries.items()},
-        }
-
-    def _entry(self, mesh_name: str) -> tuple[int, bool]:
-        try:
-            return self._entries[mesh_name]
-        except KeyError:
-            raise UnknownMeshError(mesh_name, self._entries) from None
-
 
 def _bad_entry(mesh_name: object, what: str, given: object, expected: str) -> InvalidTypeError:
     return InvalidTypeError(f"mesh {mesh_name!r}: {what} is {given!r}, expected {expected}")
@@ -104,7 +48,7 @@ class _Place:
     rank_info: RankInfo | None = None
     make_process_group: Callable[[RankInfo], ProcessGroup] = by_torch
     process_group: ProcessGroup | None = None
-    meshes: WorkerMeshes = field(default_factory=WorkerMeshes)
+    meshes: dict[str, tuple[int, bool]] = field(default_factory=dict)
 
     def known_rank_info(self) -> RankInfo:
         if self.rank_info is None:
@@ -120,6 +64,28 @@ class _Place:
             info = self.known_rank_info()
             self.process_group = self.make_process_group(info)
         return self.process_group
+
+    def add_meshes(self, dp_ranks: Mapping[str, SupportsIndex], collects: Mapping[str, object]) -> None:
+        """Registers these meshes, or none of them if one is refused."""
+        if not dp_ranks or set(dp_ranks) != set(collects):
+            raise InvalidValueError(
+                "dispatch_dp_rank and collect_dp_rank must name the same meshes, at least one; "
+                f"given {sorted(dp_ranks)} and {sorted(collects)}"
+            )
+        for name in dp_ranks:
+            if name in self.meshes:
+                dp_rank, is_collect = self.meshes[name]
+                raise InvalidValueError(
+                    f"mesh {name!r} is already registered on this worker, with dp rank {dp_rank} and "
+                    f"collect={is_collect}; register each mesh once, or use another name"
+                )
+        self.meshes |= {name: _entry(name, rank, collects[name]) for name, rank in dp_ranks.items()}
+
+    def mesh(self, mesh_name: str) -> tuple[int, bool]:
+        """The data-parallel rank in one mesh, and whether the worker answers for it."""
+        if mesh_name not in self.meshes:
+            raise UnknownMeshError(mesh_name, self.meshes)
+        return self.meshes[mesh_name]
 
 
 class Worker:
@@ -239,27 +205,31 @@ class Worker:
             InvalidValueError: this worker has registered the mesh before.
             InvalidTypeError: no name, no whole number, or neither True nor False.
         """
-        self.__place.meshes.add(mesh_name, dp_rank, is_collect)
+        self.__place.add_meshes({mesh_name: dp_rank}, {mesh_name: is_collect})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def _query_dispatch_info(self, mesh_name: str) -> int:
         """The data-parallel rank of this worker in a mesh."""
-        return self.__place.meshes.dp_rank(mesh_name)
+        return self.__place.mesh(mesh_name)[0]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def _query_collect_info(self, mesh_name: str) -> bool:
         """Whether this worker answers for its data-parallel rank in a mesh."""
-        return self.__place.meshes.is_collect(mesh_name)
+        return self.__place.mesh(mesh_name)[1]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def query_collect_info(self, mesh_name: str) -> bool:
         """Whether this worker answers for its data-parallel rank in a mesh."""
-        return self.__place.meshes.is_collect(mesh_name)
+        return self.__place.mesh(mesh_name)[1]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def get_dispatch_collect(self) -> dict[str, dict[str, Any]]:
         """All meshes of this worker: `{"dispatch_dp_rank": {mesh: int}, "collect_dp_rank": {mesh: bool}}`."""
-        return self.__place.meshes.as_dict()
+        meshes = self.__place.meshes
+        return {
+            "dispatch_dp_rank": {name: dp_rank for name, (dp_rank, _) in meshes.items()},
+            "collect_dp_rank": {name: is_collect for name, (_, is_collect) in meshes.items()},
+        }
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_dispatch_collect(
@@ -278,9 +248,9 @@ class Worker:
         """
         if len(dispatch_dp_rank) == 1 and set(dispatch_dp_rank) == set(collect_dp_rank):
             [dp_rank], [is_collect] = dispatch_dp_rank.values(), collect_dp_rank.values()
-            self.__place.meshes.add(mesh_name, dp_rank, is_collect)
+            self.__place.add_meshes({mesh_name: dp_rank}, {mesh_name: is_collect})
         else:
-            self.__place.meshes.add_all(dispatch_dp_rank, collect_dp_rank)
+            self.__place.add_meshes(dispatch_dp_rank, collect_dp_rank)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
     def execute_with_func_generator(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
