@@ -25,15 +25,7 @@ from typing import (
 from verl_protocol.errors import InvalidTypeError
 
 from verl_dispatch.errors import InvalidModeError
-from verl_dispatch.methods.registry import (
-    MODES,
-    DispatchMode,
-    check_dispatch_mode,
-    check_execute_mode,
-    check_pair,
-    mode_name,
-    spec_of,
-)
+from verl_dispatch.methods import registry
 from verl_dispatch.modes import Dispatch, Execute
 from verl_dispatch.planning.collectors import BatchCollector
 from verl_dispatch.planning.options import Labels
@@ -152,14 +144,14 @@ def register(
 ) -> Decorator[M, Blocking]: ...
 @overload
 def register(
-    dispatch_mode: DispatchMode = ...,
+    dispatch_mode: registry.DispatchMode = ...,
     execute_mode: Execute = ...,
     blocking: bool = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
 ) -> Decorator[Dispatch, Any]: ...
 def register(
-    dispatch_mode: DispatchMode = Dispatch.ALL_TO_ALL,
+    dispatch_mode: registry.DispatchMode = Dispatch.ALL_TO_ALL,
     execute_mode: Execute = Execute.ALL,
     blocking: bool = True,
     materialize_futures: bool = True,
@@ -210,9 +202,9 @@ def register(
             f"register has no mode for {undecorated.__qualname__}: write it with parentheses, such as "
             "@register(dispatch_mode=Dispatch.ONE_TO_ALL), or @register() for ALL_TO_ALL"
         )
-    check_dispatch_mode(dispatch_mode)
-    check_execute_mode(execute_mode)
-    check_pair(dispatch_mode, execute_mode)
+    registry.check_dispatch_mode(dispatch_mode)
+    registry.check_execute_mode(execute_mode)
+    registry.check_pair(dispatch_mode, execute_mode)
     flags = {"blocking": blocking, "materialize_futures": materialize_futures, "read_only": read_only}
     for name, value in {**flags, "remote": remote}.items():
         if not isinstance(value, bool):
@@ -228,8 +220,8 @@ def register(
 
     def decorate(function: F) -> F:
         _check_function(function)
-        if spec_of(dispatch_mode).collector is BatchCollector:
-            _check_answers_batch(function, f"its mode {mode_name(dispatch_mode)} joins batches")
+        if registry.spec_of(dispatch_mode).collector is BatchCollector:
+            _check_answers_batch(function, f"its mode {registry.mode_name(dispatch_mode)} joins batches")
         if written is not None:
             _check_answers_batch(function, "writes of register names columns of batches")
         read = None if reads is None else _reads_of(function, reads)
@@ -282,11 +274,11 @@ def _check_answers_batch(function: Any, why: str) -> None:
         )
 
 
-def _check_takes_batches(dispatch_mode: DispatchMode, *, materialize_futures: bool) -> None:
-    if spec_of(dispatch_mode) is MODES[Dispatch.DIRECT_ROLLOUT_METHOD]:
+def _check_takes_batches(dispatch_mode: registry.DispatchMode, *, materialize_futures: bool) -> None:
+    if registry.spec_of(dispatch_mode) is registry.MODES[Dispatch.DIRECT_ROLLOUT_METHOD]:
         raise InvalidModeError(
             f"reads and writes of register name columns of batches, but a method of mode "
-            f"{mode_name(dispatch_mode)} is never called on a group; leave them out"
+            f"{registry.mode_name(dispatch_mode)} is never called on a group; leave them out"
         )
     if not materialize_futures:
         raise InvalidModeError(

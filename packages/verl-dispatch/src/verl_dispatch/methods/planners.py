@@ -11,17 +11,8 @@ from typing import Any
 from verl_protocol import DataProtoFuture
 
 from verl_dispatch.errors import CallOptionError, InvalidModeError
+from verl_dispatch.methods import registry
 from verl_dispatch.methods.registered import RegisteredMethod
-from verl_dispatch.methods.registry import (
-    RANK_ZERO,
-    ModeSpec,
-    check_execute_mode,
-    check_pair,
-    functions_of,
-    mode_name,
-    rank_selector,
-    spec_of,
-)
 from verl_dispatch.modes import Execute
 from verl_dispatch.planning.batches import answered_rows
 from verl_dispatch.planning.collectors import (
@@ -46,12 +37,12 @@ class CallPlanner:
         by_default: bool = method.options.remote or group.answers_stay_remote
         self._remote = by_default if options.remote is None else options.remote
         self._pair: tuple[Any, Any] = (None, None)
-        self._spec = RANK_ZERO
+        self._spec = registry.RANK_ZERO
         self._scope = CallScope(method.labels, options)
         self._row_options = options.row_options
-        self.mode: str = mode_name(method.dispatch_mode)
+        self.mode: str = registry.mode_name(method.dispatch_mode)
 
-    def spec(self) -> ModeSpec:
+    def spec(self) -> registry.ModeSpec:
         """The mode as it is now; checked whenever it has changed.
 
         Raises:
@@ -59,21 +50,21 @@ class CallPlanner:
             CallOptionError: an option that this mode cannot honour.
         """
         # The registry may change between calls; whether it has is seen by looking at the two functions.
-        pair = functions_of(self._method.dispatch_mode)
+        pair = registry.functions_of(self._method.dispatch_mode)
         dispatch_fn, collect_fn = pair["dispatch_fn"], pair["collect_fn"]
         if self._pair[0] is not dispatch_fn or self._pair[1] is not collect_fn:
             self._spec = self._checked_spec()
             self._pair = (dispatch_fn, collect_fn)
         return self._spec
 
-    def _checked_spec(self) -> ModeSpec:
-        check_execute_mode(self._execute)
-        check_pair(self._method.dispatch_mode, self._execute)
-        spec = spec_of(self._method.dispatch_mode)
+    def _checked_spec(self) -> registry.ModeSpec:
+        registry.check_execute_mode(self._execute)
+        registry.check_pair(self._method.dispatch_mode, self._execute)
+        spec = registry.spec_of(self._method.dispatch_mode)
         if self._execute is not Execute.ALL and not spec.is_custom:
             # Whole arguments and lists can go to some ranks only, rows cannot.
             refused = self._row_options
-            spec = RANK_ZERO if self._execute is Execute.RANK_ZERO else spec
+            spec = registry.RANK_ZERO if self._execute is Execute.RANK_ZERO else spec
         else:
             refused = tuple(name for name in self._row_options if name not in spec.row_options)
         if refused:
@@ -105,7 +96,7 @@ class CallPlanner:
         return plan if self._execute in (Execute.ALL, Execute.RANK_ZERO) else _selected(plan, self._execute)
 
     def _scatter(
-        self, spec: ModeSpec, world_size: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, spec: registry.ModeSpec, world_size: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Scatter:
         scope = self._scope
         if self._row_options:
@@ -131,7 +122,7 @@ class CallPlanner:
         to_rank_zero = self._execute is Execute.RANK_ZERO
         return _checked_result(self.mode, result, world_size, to_rank_zero=to_rank_zero)
 
-    def _collector(self, spec: ModeSpec, scatter: Scatter) -> Collector:
+    def _collector(self, spec: registry.ModeSpec, scatter: Scatter) -> Collector:
         name, ranks, layout = self._method.name, scatter.fetched_ranks, scatter.layout
         if spec.collector is not None:
             return spec.collector(name, ranks, layout)
@@ -143,7 +134,7 @@ class CallPlanner:
         return CustomCollector(name, ranks, layout, self._group, spec.collect_fn, single)
 
 
-def _why_refused(option: str, spec: ModeSpec) -> str:
+def _why_refused(option: str, spec: registry.ModeSpec) -> str:
     if option == "balance" and spec.row_options:
         return "gives a list of answers, whose rows have no input order to restore"
     return "splits no batches"
@@ -166,7 +157,7 @@ def _selected(plan: CallPlan, execute: Execute) -> CallPlan:
 
 
 def _ranks_of(execute: Execute, world_size: int, method: str) -> frozenset[int]:
-    selector = rank_selector(execute)
+    selector = registry.rank_selector(execute)
     given: Any = selector(world_size) if selector else None
     try:
         ranks = [-1 if isinstance(rank, bool) else index(rank) for rank in given]

@@ -18,13 +18,7 @@ from verl_dispatch.errors import InvalidModeError
 from verl_dispatch.methods import functions
 from verl_dispatch.methods.functions import NdCollect, NdDispatch
 from verl_dispatch.modes import Dispatch, Execute
-from verl_dispatch.planning.collectors import (
-    BatchCollector,
-    Collector,
-    SingleCollector,
-    as_list,
-    untrimmed,
-)
+from verl_dispatch.planning.collectors import BatchCollector, Collector, SingleCollector, as_list, untrimmed
 from verl_dispatch.planning.options import ROW_OPTIONS
 
 if TYPE_CHECKING:
@@ -59,10 +53,6 @@ class ModeSpec:
     row_options: tuple[str, ...] = ()
     refuses: str = ""
     is_custom: bool = False
-
-    def has(self, pair: Mapping[str, Function]) -> bool:
-        """Whether these are the functions of this mode."""
-        return pair["dispatch_fn"] is self.dispatch_fn and pair["collect_fn"] is self.collect_fn
 
 
 _LOSES_ROWS = "it splits rows over all ranks, and rows of the ranks that do not run would be lost"
@@ -146,18 +136,6 @@ MODES: dict[Dispatch, ModeSpec] = {
 }
 
 
-def _mesh_mode(name: str, dispatch_fn: NdDispatch, collect_fn: NdCollect) -> ModeSpec:
-    return ModeSpec(
-        name,
-        dispatch_fn,
-        collect_fn,
-        BatchCollector,
-        scatter=dispatch_fn.scatter,
-        row_options=ROW_OPTIONS,
-        refuses=_LOSES_ROWS,
-    )
-
-
 # --- what a mode is now: groups ask at every call ---------------------------------------------------------
 
 
@@ -186,15 +164,16 @@ def functions_of(dispatch_mode: DispatchMode) -> Mapping[str, Function]:
 
 def spec_of(dispatch_mode: DispatchMode) -> ModeSpec:
     """The mode with the functions that it has now; one with other functions than MODES says is custom."""
-    pair, name = functions_of(dispatch_mode), mode_name(dispatch_mode)
-    dispatch_fn, collect_fn = pair["dispatch_fn"], pair["collect_fn"]
+    found, name = functions_of(dispatch_mode), mode_name(dispatch_mode)
+    pair = found["dispatch_fn"], found["collect_fn"]
     known = None if isinstance(dispatch_mode, dict) else MODES.get(dispatch_mode)
-    if known is not None and known.has(pair):
+    if known is not None and pair == (known.dispatch_fn, known.collect_fn):
         return known
-    match dispatch_fn, collect_fn:
-        case NdDispatch(mesh_name=split), NdCollect(mesh_name=joined) if split == joined:
-            return _mesh_mode(name, dispatch_fn, collect_fn)
-    return ModeSpec(name, dispatch_fn, collect_fn, row_options=ROW_OPTIONS, is_custom=True)
+    match pair:
+        case NdDispatch(split) as dispatch_fn, NdCollect(joined) if split == joined:
+            scatter = dispatch_fn.scatter
+            return ModeSpec(name, *pair, BatchCollector, scatter, ROW_OPTIONS, refuses=_LOSES_ROWS)
+    return ModeSpec(name, *pair, row_options=ROW_OPTIONS, is_custom=True)
 
 
 def mode_name(dispatch_mode: DispatchMode) -> str:
