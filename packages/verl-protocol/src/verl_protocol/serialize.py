@@ -12,16 +12,8 @@ from verl_protocol.columns.jagged import jagged_parts
 from verl_protocol.columns.objects import is_data, is_stack, payload_of, rows_of, set_data, set_stack
 from verl_protocol.errors import InvalidTypeError
 from verl_protocol.kinds import is_jagged, is_tensordict, is_unbatched
+from verl_protocol.wire import reduce
 from verl_protocol.wire.buffers import incoming
-from verl_protocol.wire.reduce import (
-    as_tensor,
-    dtype_name,
-    dtype_named,
-    is_dense,
-    restore_jagged,
-    restore_unbatched,
-    tensor_bytes,
-)
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -49,9 +41,9 @@ def serialize_single_tensor(t: torch.Tensor) -> SerializedTensor:
     ('bfloat16', (2, 3), 12)
     """
     given: Any = t
-    if not isinstance(given, torch.Tensor) or not is_dense(given) or given.is_meta:
+    if not isinstance(given, torch.Tensor) or not reduce.is_dense(given) or given.is_meta:
         raise _not_dense(given)
-    return dtype_name(given.dtype), tuple(given.shape), tensor_bytes(given).data
+    return reduce.dtype_name(given.dtype), tuple(given.shape), reduce.tensor_bytes(given).data
 
 
 def deserialize_single_tensor(serialized: tuple[str, Any, Any]) -> torch.Tensor:
@@ -61,10 +53,10 @@ def deserialize_single_tensor(serialized: tuple[str, Any, Any]) -> torch.Tensor:
         UnknownDtypeError: this release of torch has no such dtype.
     """
     name, shape, data = serialized
-    dtype = dtype_named(str(name).removeprefix("torch."))
+    dtype = reduce.dtype_named(str(name).removeprefix("torch."))
     if not len(data):
         return torch.empty(tuple(shape), dtype=dtype)
-    return as_tensor(np.array(incoming(data)), dtype, tuple(shape))
+    return reduce.as_tensor(np.array(incoming(data)), dtype, tuple(shape))
 
 
 def serialize_tensordict(td: TensorDict) -> tuple[tuple[int, ...], str | None, dict[str, tuple[str, Any]]]:
@@ -113,8 +105,10 @@ def _set_item(tensordict: TensorDict, key: str, form: str, content: Any) -> None
     elif form == "tensor":
         tensordict.set(key, deserialize_single_tensor(content))
     elif form == "unbatched":
-        tensordict.set(key, restore_unbatched(deserialize_single_tensor(content)))
+        tensordict.set(key, reduce.restore_unbatched(deserialize_single_tensor(content)))
     else:
         parts, dim = content
         values, offsets, *lengths = [deserialize_single_tensor(part) for part in parts]
-        tensordict.set(key, restore_jagged(values, offsets, lengths[0] if lengths else None, dim, None, None))
+        tensordict.set(
+            key, reduce.restore_jagged(values, offsets, lengths[0] if lengths else None, dim, None, None)
+        )

@@ -9,41 +9,13 @@ import numpy as np
 import torch
 
 from verl_protocol.arguments import tensordict as checked
-from verl_protocol.batch.convert import (
-    check_all_tensors,
-    has_rows,
-    list_of_dict_to_dict_of_list,
-    set_column,
-    set_fact,
-    stacked_keys,
-    tensordict_of,
-)
+from verl_protocol.batch import convert
 from verl_protocol.batch.metadata import METRICS, copy_meta, flatten_metrics
 from verl_protocol.batch.padding import pad_dataproto_to_divisor, unpad_dataproto
 from verl_protocol.batch.proto import DataProto
-from verl_protocol.columns import jagged, ops
-from verl_protocol.columns.checks import (
-    check_columns,
-    check_disjoint,
-    check_has_rows,
-    check_schema,
-    checked_dict,
-    column_of,
-    column_of_tensors,
-    key_list,
-    no_column,
-)
+from verl_protocol.columns import checks, jagged, objects, ops
 from verl_protocol.columns.equality import columns_equal, equal, first_difference
 from verl_protocol.columns.index import IndexLike
-from verl_protocol.columns.objects import (
-    build_tensordict,
-    is_data,
-    is_stack,
-    object_column,
-    rows_of,
-    set_data,
-    set_stack,
-)
 from verl_protocol.errors import (
     InvalidTypeError,
     NothingToConcatError,
@@ -108,36 +80,38 @@ def get_tensordict(
     """
     from tensordict import TensorDict
 
-    columns = {key: _column(key, value) for key, value in checked_dict("tensor_dict", tensor_dict).items()}
+    columns = {
+        key: _column(key, value) for key, value in checks.checked_dict("tensor_dict", tensor_dict).items()
+    }
     others = copy_meta(non_tensor_dict)
-    check_disjoint(columns, others, "a column and data without rows")
-    count = check_columns(columns, {})
+    checks.check_disjoint(columns, others, "a column and data without rows")
+    count = checks.check_columns(columns, {})
     made = TensorDict({}, batch_size=[count] if columns else [])
     for key, column in columns.items():
         _set_column(made, key, column)
     for key, value in others.items():
-        set_data(made, key, value)
+        objects.set_data(made, key, value)
     return made
 
 
 def _column(key: str, value: Any) -> Any:
     if is_unbatched(value):
-        raise no_column(key, value, "one value for all rows goes to non_tensor_dict")
-    if is_stack(value) or is_data(value):
-        return object_column(rows_of(value)) if value.batch_size else value
+        raise checks.no_column(key, value, "one value for all rows goes to non_tensor_dict")
+    if objects.is_stack(value) or objects.is_data(value):
+        return objects.object_column(objects.rows_of(value)) if value.batch_size else value
     if isinstance(value, torch.Tensor) or is_tensordict(value):
-        check_has_rows(key, value)
+        checks.check_has_rows(key, value)
         return value
     if isinstance(value, np.ndarray) and value.ndim:
-        return object_column(value.tolist()) if value.ndim == 1 else value
+        return objects.object_column(value.tolist()) if value.ndim == 1 else value
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise no_column(key, value, "a column is a tensor, or a list with one entry per row")
-    return object_column(value)
+        raise checks.no_column(key, value, "a column is a tensor, or a list with one entry per row")
+    return objects.object_column(value)
 
 
 def _set_column(tensordict: TensorDict, key: str, column: Any) -> None:
     if isinstance(column, np.ndarray):
-        set_column(tensordict, key, column, exact=False)
+        convert.set_column(tensordict, key, column, exact=False)
     else:
         tensordict.set(key, column)
 
@@ -154,10 +128,10 @@ def assign_non_tensor(tensor_dict: TensorDict, **kwargs: Any) -> TensorDict:
 
 def assign_non_tensor_data(tensor_dict: TensorDict, key: str, val: Any) -> None:
     """Set data that belongs to the whole of `tensor_dict`, in place."""
-    if is_data(val) or is_stack(val):
+    if objects.is_data(val) or objects.is_stack(val):
         tensor_dict.set(key, val)
     else:
-        set_data(tensor_dict, key, val)
+        objects.set_data(tensor_dict, key, val)
 
 
 def assign_non_tensor_stack(tensor_dict: TensorDict, key: str, val: Sequence[Any]) -> None:
@@ -167,23 +141,23 @@ def assign_non_tensor_stack(tensor_dict: TensorDict, key: str, val: Sequence[Any
         RowCountError: not one entry per row.
         ColumnError: not a list.
     """
-    if is_stack(val):
-        val = rows_of(val)
+    if objects.is_stack(val):
+        val = objects.rows_of(val)
     if isinstance(val, (str, bytes)) or not isinstance(val, (Sequence, np.ndarray)):
-        raise no_column(key, val, "data with one entry per row is a list")
+        raise checks.no_column(key, val, "data with one entry per row is a list")
     count = tensor_dict.batch_size[0] if len(tensor_dict.batch_size) else None
     if count != len(val):
         raise RowCountError(different_row_counts({"tensor_dict": count or 0, key: len(val)}))
-    set_stack(tensor_dict, key, list(val))
+    objects.set_stack(tensor_dict, key, list(val))
 
 
 def unwrap_non_tensor_data(data: Any) -> Any:
     """The value of non-tensor data, a list for one entry per row; anything else as it is."""
     if isinstance(data, torch.Tensor):
         return data
-    if is_stack(data):
+    if objects.is_stack(data):
         return data.tolist()
-    return data.data if is_data(data) else data
+    return data.data if objects.is_data(data) else data
 
 
 def get(tensordict: TensorDict, key: str, default: Any = None) -> Any:
@@ -227,7 +201,9 @@ def pop_keys(tensordict: TensorDict, keys: Iterable[str]) -> TensorDict:
 
 
 def _like(tensordict: TensorDict, entries: Mapping[str, Any]) -> TensorDict:
-    made: TensorDict = build_tensordict(entries, batch_size=tensordict.batch_size, device=tensordict.device)
+    made: TensorDict = objects.build_tensordict(
+        entries, batch_size=tensordict.batch_size, device=tensordict.device
+    )
     return made
 
 
@@ -236,7 +212,7 @@ def _holds(tensordict: TensorDict, key: Any) -> bool:
 
 
 def _known(tensordict: TensorDict, keys: Iterable[str]) -> list[str]:
-    wanted = key_list(keys)
+    wanted = checks.key_list(keys)
     if missing := [key for key in wanted if not _holds(tensordict, key)]:
         raise UnknownKeyError(missing, "entry", dict.fromkeys(map(str, tensordict.keys())))
     return wanted
@@ -273,16 +249,16 @@ def concat_tensordict(data: Sequence[TensorDict]) -> TensorDict:
         SchemaError: parts whose columns do not fit together.
     """
     parts = checked_parts(data)
-    if not any(map(has_rows, parts)):
+    if not any(map(convert.has_rows, parts)):
         return concat_tensordict_with_none_bsz(parts)
-    stacked = stacked_keys(parts)
+    stacked = convert.stacked_keys(parts)
     batches = [_as_batch(part, stacked) for part in parts]
     first_meta = batches[0].meta_info
     for batch in batches:
         batch.meta_info = {}
     whole = DataProto.concat(batches)
     whole.meta_info = first_meta
-    return tensordict_of(whole, next(part for part in parts if has_rows(part)))
+    return convert.tensordict_of(whole, next(part for part in parts if convert.has_rows(part)))
 
 
 def concat_tensordict_with_none_bsz(data: Sequence[TensorDict]) -> TensorDict:
@@ -297,7 +273,7 @@ def concat_tensordict_with_none_bsz(data: Sequence[TensorDict]) -> TensorDict:
     metrics = [batch.meta_info[METRICS] for batch in batches if METRICS in batch.meta_info]
     if len(metrics) > 1:
         whole.meta_info[METRICS] = flatten_metrics(metrics)
-    return tensordict_of(whole, parts[0])
+    return convert.tensordict_of(whole, parts[0])
 
 
 def chunk_tensordict(td: TensorDict, chunks: int, uneven: bool = False) -> list[TensorDict]:
@@ -308,7 +284,7 @@ def chunk_tensordict(td: TensorDict, chunks: int, uneven: bool = False) -> list[
         InvalidValueError: `chunks` is less than 1.
     """
     batch = _as_batch(checked("td", td))
-    return [tensordict_of(piece, td) for piece in batch.chunk(chunks, uneven=uneven)]
+    return [convert.tensordict_of(piece, td) for piece in batch.chunk(chunks, uneven=uneven)]
 
 
 def index_select_tensor_dict(batch: TensorDict, indices: IndexLike) -> TensorDict:
@@ -317,7 +293,7 @@ def index_select_tensor_dict(batch: TensorDict, indices: IndexLike) -> TensorDic
     Raises:
         RowOutOfRangeError, InvalidIndexError: an index that does not fit.
     """
-    return tensordict_of(_as_batch(checked("batch", batch)).select_idxs(indices), batch)
+    return convert.tensordict_of(_as_batch(checked("batch", batch)).select_idxs(indices), batch)
 
 
 def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> TensorDict:
@@ -333,7 +309,7 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
         checked("tensor_dict1", tensor_dict1),
         checked("tensor_dict2", tensor_dict2),
     )
-    stacked = stacked_keys([first, second])
+    stacked = convert.stacked_keys([first, second])
     whole = _as_batch(first, stacked).union(_as_batch(second, stacked))
     target = first.clone(recurse=False) if first.is_locked else first
     held = set(first.keys())
@@ -342,7 +318,7 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
             _set_column(target, key, column)
     for key, value in whole.meta_info.items():
         if key not in held:
-            set_fact(target, key, value)
+            convert.set_fact(target, key, value)
     return target
 
 
@@ -358,7 +334,7 @@ def make_iterator(
     """Mini-batches, every row once per epoch; see `DataProto.make_iterator`."""
     batch = _as_batch(checked("tensordict", tensordict))
     pieces = batch.make_iterator(mini_batch_size, epochs, seed, dataloader_kwargs, drop_last=drop_last)
-    return (tensordict_of(piece, tensordict) for piece in pieces)
+    return (convert.tensordict_of(piece, tensordict) for piece in pieces)
 
 
 def pad_to_divisor(data: TensorDict, size_divisor: int) -> tuple[TensorDict, int]:
@@ -368,7 +344,7 @@ def pad_to_divisor(data: TensorDict, size_divisor: int) -> tuple[TensorDict, int
         InvalidValueError: `size_divisor` is less than 1.
     """
     padded, pad_size = pad_dataproto_to_divisor(_as_batch(checked("data", data)), size_divisor)
-    return tensordict_of(padded, data), pad_size
+    return convert.tensordict_of(padded, data), pad_size
 
 
 def unpad(data: TensorDict, pad_size: int) -> TensorDict:
@@ -377,7 +353,7 @@ def unpad(data: TensorDict, pad_size: int) -> TensorDict:
     Raises:
         InvalidValueError: there are not so many.
     """
-    return tensordict_of(unpad_dataproto(_as_batch(checked("data", data)), pad_size), data)
+    return convert.tensordict_of(unpad_dataproto(_as_batch(checked("data", data)), pad_size), data)
 
 
 def contiguous(data: TensorDict) -> TensorDict:
@@ -389,7 +365,7 @@ def _contiguous(entry: Any) -> Any:
     if is_jagged(entry):
         parts = jagged.jagged_parts(entry)
         return jagged.build_jagged(parts.values.contiguous(), parts.offsets, parts.dim, parts.lengths)
-    if is_tensordict(entry) and not (is_stack(entry) or is_data(entry)):
+    if is_tensordict(entry) and not (objects.is_stack(entry) or objects.is_data(entry)):
         return contiguous(entry)
     return entry.contiguous() if isinstance(entry, torch.Tensor) else entry
 
@@ -418,16 +394,16 @@ def list_of_dict_to_tensordict(
     """
     if not list_of_dicts:
         raise NothingToConcatError
-    lists = list_of_dict_to_dict_of_list(list_of_dicts)
+    lists = convert.list_of_dict_to_dict_of_list(list_of_dicts)
     return get_tensordict({key: _column_of(key, values, ragged) for key, values in lists.items()})
 
 
 def _column_of(key: str, values: list[Any], ragged: Collection[str] | None) -> Any:
     if not any(isinstance(value, torch.Tensor) for value in values):
-        return column_of(values)
-    check_all_tensors(key, values)
+        return checks.column_of(values)
+    convert.check_all_tensors(key, values)
     is_ragged = key in ragged if ragged is not None else values[0].ndim > 0
-    return column_of_tensors(key, values, "last" if is_ragged else None)
+    return checks.column_of_tensors(key, values, "last" if is_ragged else None)
 
 
 def assert_tensordict_eq(td1: TensorDict, td2: TensorDict) -> None:
@@ -441,7 +417,7 @@ def assert_tensordict_eq(td1: TensorDict, td2: TensorDict) -> None:
     checked("td2", td2)
     if td1.batch_size != td2.batch_size:
         raise AssertionError(f"batch sizes differ: {tuple(td1.batch_size)} and {tuple(td2.batch_size)}")
-    stacked = stacked_keys([td1, td2])
+    stacked = convert.stacked_keys([td1, td2])
     one, two = _as_batch(td1, stacked), _as_batch(td2, stacked)
     columns = [{**batch._columns(), **batch.non_tensor_batch} for batch in (one, two)]
     _check_same_keys("columns", *columns)
@@ -486,7 +462,7 @@ def nested_tensor_from_tensor_list(
     >>> nested_tensor_from_tensor_list(rows).offsets()
     tensor([0, 3, 6])
     """
-    return column_of_tensors("tensors", tensors, "last" if ragged_idx is None else ragged_idx)
+    return checks.column_of_tensors("tensors", tensors, "last" if ragged_idx is None else ragged_idx)
 
 
 def concat_nested_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -498,7 +474,9 @@ def concat_nested_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """
     if not tensors:
         raise NothingToConcatError
-    check_schema([(place, {"tensors": tensor}) for place, tensor in enumerate(tensors)], "jagged tensors")
+    checks.check_schema(
+        [(place, {"tensors": tensor}) for place, tensor in enumerate(tensors)], "jagged tensors"
+    )
     joined: torch.Tensor = ops.concat(tensors)
     return joined
 

@@ -10,22 +10,15 @@ from typing import Any, Never, Self
 import torch
 from numpy.typing import NDArray
 
+from verl_protocol import errors
 from verl_protocol.arguments import flag
 from verl_protocol.batch import describe
 from verl_protocol.batch.row_ops import BatchRows
 from verl_protocol.columns import ops
-from verl_protocol.columns.checks import Keys, key_list
+from verl_protocol.columns.checks import Keys, check_known, key_list
 from verl_protocol.columns.reading import read, read_all
 from verl_protocol.columns.remote import RemoteColumn
 from verl_protocol.columns.walk import Replacer, nbytes_of, storage_nbytes
-from verl_protocol.errors import (
-    DeviceNameError,
-    InvalidTypeError,
-    InvalidValueError,
-    KeyConflictError,
-    UnknownKeyError,
-    short,
-)
 from verl_protocol.kinds import is_tensor, is_tensordict
 
 TENSOR, NON_TENSOR, META = "tensor column", "non-tensor column", "meta_info key"
@@ -38,7 +31,7 @@ class BatchColumns(BatchRows):
         return key in self.non_tensor_batch or key in self._held()
 
     def __setitem__(self, key: Never, value: object) -> Never:
-        raise InvalidTypeError(
+        raise errors.InvalidTypeError(
             f"a DataProto takes no items: data[{key!r}] = ... is data.batch[{key!r}] = ... for a tensor, "
             f"data.non_tensor_batch[{key!r}] = ... for an array or a list; data.union(other) adds the "
             "columns of another batch"
@@ -59,7 +52,7 @@ class BatchColumns(BatchRows):
         tensors = self._held()
         if key not in tensors:
             other = f"; it is a {NON_TENSOR}: .column({key!r})" if key in self.non_tensor_batch else ""
-            raise UnknownKeyError([key], TENSOR, tensors, other)
+            raise errors.UnknownKeyError([key], TENSOR, tensors, other)
         column: torch.Tensor = read(tensors[key], key, tensors.values())
         return column
 
@@ -124,7 +117,7 @@ class BatchColumns(BatchRows):
         """
         if key not in self.non_tensor_batch:
             other = f"; it is a {TENSOR}: .tensor({key!r})" if key in self._held() else ""
-            raise UnknownKeyError([key], NON_TENSOR, self.non_tensor_batch, other)
+            raise errors.UnknownKeyError([key], NON_TENSOR, self.non_tensor_batch, other)
         return self.non_tensor_batch[key]
 
     def nbytes(self) -> int:
@@ -180,10 +173,8 @@ class BatchColumns(BatchRows):
         arrays = pick(self.non_tensor_batch, non_tensor_batch_keys, NON_TENSOR)
         infos = pick(self.meta_info, meta_info_keys, META)
         taken = self._with(tensors if tensors else None, self._checked_rows(), arrays, infos)
-        rest = {key: column for key, column in self._held().items() if key not in tensors}
-        self._replace(
-            rest, _without(self.non_tensor_batch, arrays), _without(self.meta_info, infos), self._row_count()
-        )
+        rest = (without(self._held(), tensors), without(self.non_tensor_batch, arrays))
+        self._replace(*rest, without(self.meta_info, infos), self._row_count())
         return taken
 
     def rename(self, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> Self:
@@ -196,15 +187,15 @@ class BatchColumns(BatchRows):
         """
         old, new = key_list(old_keys), key_list(new_keys)
         if len(old) != len(new) or len(old) != _count(old_keys) or len(new) != _count(new_keys):
-            raise InvalidValueError(
-                f"each old key needs one new key of its own, got {short(old_keys)} and {short(new_keys)}"
+            raise errors.InvalidValueError(
+                f"each old key needs one new key of its own, got {errors.short(old_keys)} and "
+                f"{errors.short(new_keys)}"
             )
         tensors, arrays = self._held(), self.non_tensor_batch
         known = [*tensors, *arrays]
-        if missing := [key for key in old if key not in known]:
-            raise UnknownKeyError(missing, "column", known)
+        check_known(old, "column", known)
         if taken := [key for key in new if key in known and key not in old]:
-            raise KeyConflictError(
+            raise errors.KeyConflictError(
                 f"cannot rename to {taken}: columns of that name exist and are not themselves renamed"
             )
         names = dict(zip(old, new, strict=True))
@@ -240,9 +231,8 @@ def pick(source: Mapping[str, Any], keys: Keys, kind: str, missing_ok: bool = Fa
         UnknownKeyError: a key that is not there.
     """
     wanted = key_list(keys)
-    missing = [key for key in wanted if key not in source]
-    if missing and not missing_ok:
-        raise UnknownKeyError(missing, kind, source)
+    if not missing_ok:
+        check_known(wanted, kind, source)
     return {key: source[key] for key in wanted if key in source}
 
 
@@ -250,7 +240,8 @@ def _chosen(source: Mapping[str, Any], keys: Keys, kind: str, missing_ok: bool) 
     return dict(source) if keys is None else pick(source, keys, kind, missing_ok)
 
 
-def _without(source: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
+def without(source: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of `source` whose keys are not in `taken`."""
     return {key: value for key, value in source.items() if key not in taken}
 
 
@@ -269,8 +260,8 @@ def _known_device(device: Any) -> torch.device:
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise DeviceNameError(
-            f"device must be one that torch knows, such as 'cpu' or 'cuda:0', got {short(device)}: "
+        raise errors.DeviceNameError(
+            f"device must be one that torch knows, such as 'cpu' or 'cuda:0', got {errors.short(device)}: "
             f"{str(error).split(':')[0]}"
         ) from None
 

@@ -12,16 +12,7 @@ from numpy.typing import NDArray
 
 from verl_protocol.arguments import mapping
 from verl_protocol.batch.metadata import copy_meta
-from verl_protocol.columns import jagged, objects
-from verl_protocol.columns.checks import (
-    TWO_KINDS,
-    check_disjoint,
-    check_keys,
-    column_of,
-    column_of_tensors,
-    key_list,
-    no_column,
-)
+from verl_protocol.columns import checks, jagged, objects
 from verl_protocol.columns.equality import equal
 from verl_protocol.errors import ColumnError, InvalidTypeError, InvalidValueError, KeyConflictError, short
 from verl_protocol.kinds import is_jagged, is_unbatched
@@ -65,15 +56,16 @@ def columns_from_rows(
     rows: Sequence[Mapping[str, Any]], ragged: Ragged, fill: Mapping[str, Any]
 ) -> tuple[dict[str, torch.Tensor], dict[str, NDArray[Any]]]:
     """Tensor and non-tensor columns of a list of dicts; keys are united."""
-    dims: Mapping[str, RaggedDim] = ragged if isinstance(ragged, Mapping) else _last_of(ragged)
+    dims: dict[str, RaggedDim] = {}
+    dims |= ragged if isinstance(ragged, Mapping) else dict.fromkeys(checks.key_list(ragged), "last")
     keys = dict.fromkeys(key for row in [*rows, fill] for key in row) if rows else {}
     held = {key: [row.get(key, fill.get(key, _ABSENT)) for row in rows] for key in keys}
     is_tensor = {key: any(isinstance(value, torch.Tensor) for value in held[key]) for key in keys}
     if objects := [key for key in dims if key in keys and not is_tensor[key]]:
-        raise no_column(objects[0], held[objects[0]][0], "only rows that are tensors can be ragged")
+        raise checks.no_column(objects[0], held[objects[0]][0], "only rows that are tensors can be ragged")
     tensors = {key: _tensor_of(key, held[key], dims.get(key)) for key in keys if is_tensor[key]}
     arrays = {
-        key: column_of([None if value is _ABSENT else value for value in held[key]])
+        key: checks.column_of([None if value is _ABSENT else value for value in held[key]])
         for key in keys
         if not is_tensor[key]
     }
@@ -90,17 +82,13 @@ def row_list(rows: Any) -> list[Mapping[str, Any]]:
         raise InvalidTypeError(f"rows must be a list of dicts, one per row, got {type(rows).__name__}")
     listed = list(rows)
     for place, row in enumerate(listed):
-        check_keys(mapping(f"rows[{place}]", row))
+        checks.check_keys(mapping(f"rows[{place}]", row))
     return listed
-
-
-def _last_of(keys: Collection[str]) -> dict[str, RaggedDim]:
-    return dict.fromkeys(key_list(keys), "last")
 
 
 def _tensor_of(key: str, values: Sequence[Any], dim: RaggedDim) -> torch.Tensor:
     check_all_tensors(key, [None if value is _ABSENT else value for value in values])
-    return column_of_tensors(key, values, dim)
+    return checks.column_of_tensors(key, values, dim)
 
 
 def check_all_tensors(key: str, values: Sequence[Any]) -> None:
@@ -181,8 +169,8 @@ def tensordict_of(batch: BatchState, like: TensorDict | None = None) -> TensorDi
     from tensordict import TensorDict
 
     tensors, arrays, meta = batch._columns(), batch.non_tensor_batch, copy_meta(batch.meta_info)
-    check_disjoint(tensors, arrays, TWO_KINDS)
-    check_disjoint([*tensors, *arrays], meta, "a column and a meta_info key")
+    checks.check_disjoint(tensors, arrays, checks.TWO_KINDS)
+    checks.check_disjoint([*tensors, *arrays], meta, "a column and a meta_info key")
     count, device = batch._checked_rows(), batch._batch_device()
     if like is None:
         size: list[int] = [count]
@@ -214,7 +202,7 @@ def set_column(tensordict: TensorDict, key: str, column: NDArray[Any], exact: bo
     items = list(column)
     told = not exact and column.dtype == object and column.ndim == 1
     if not told:
-        found = column_of(items)
+        found = checks.column_of(items)
         told = (found.dtype, found.ndim) == (column.dtype, column.ndim)
     objects.set_stack(tensordict, key, items, None if told else (column.dtype, column.shape[1:]))
 
@@ -224,7 +212,7 @@ def _column_of_stack(stack: Any, make: Callable[[Sequence[Any]], NDArray[Any]]) 
     if form is not None:
         # Somebody may have put another value into the stack since.
         with suppress(ValueError, TypeError):
-            column = column_of(items, np.empty((0, *form[1]), form[0]))
+            column = checks.column_of(items, np.empty((0, *form[1]), form[0]))
             if equal(list(column), items):
                 return column
     return make(items)

@@ -9,30 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verl_protocol.batch.column_ops import BatchColumns
+from verl_protocol import errors
+from verl_protocol.batch.column_ops import BatchColumns, without
 from verl_protocol.batch.metadata import MergeRule, copy_meta, merge_meta
 from verl_protocol.batch.state import BatchState, not_batches
-from verl_protocol.columns import ops
-from verl_protocol.columns.checks import (
-    TWO_KINDS,
-    PlacedColumns,
-    check_devices,
-    check_disjoint,
-    check_schema,
-    missing_columns,
-)
+from verl_protocol.columns import checks, ops
 from verl_protocol.columns.equality import columns_equal, equal, first_difference
 from verl_protocol.columns.reading import read, read_all
 from verl_protocol.columns.remote import RemoteColumn
-from verl_protocol.errors import (
-    ColumnError,
-    InvalidTypeError,
-    MetaConflictError,
-    NothingToConcatError,
-    RowCountError,
-    SchemaError,
-    short,
-)
 
 D = TypeVar("D", bound="BatchJoining")
 
@@ -73,15 +57,15 @@ class BatchJoining(BatchColumns):
         """
         parts: list[D] = _batches(data)
         if not parts:
-            raise NothingToConcatError
+            raise errors.NothingToConcatError
         counts = [part._checked_rows() for part in parts]
         full = [(place, part) for place, part in enumerate(parts) if counts[place] or _has_columns(part)]
         full = full or [(0, parts[0])]
         tensors = _concat_tensors(
             [(place, part, _with_read(part._held(), pad or {})) for place, part in full], pad or {}, pad_side
         )
-        arrays: list[PlacedColumns] = [(place, part.non_tensor_batch) for place, part in full]
-        check_schema(arrays, "non-tensor columns")
+        arrays: list[checks.PlacedColumns] = [(place, part.non_tensor_batch) for place, part in full]
+        checks.check_schema(arrays, "non-tensor columns")
         meta = merge_meta([part.meta_info for part in parts], merge)
         non_tensors = ops.concat_all([columns for _, columns in arrays])
         made = full[0][1]._with(tensors, sum(counts), non_tensors, meta)
@@ -105,16 +89,16 @@ class BatchJoining(BatchColumns):
         tensors, added = self._held(), other._held()
         _check_union_rows(self, other)
         for first, second in ((tensors, other.non_tensor_batch), (self.non_tensor_batch, added)):
-            check_disjoint(first, second, TWO_KINDS)
-        check_devices({**added, **tensors})
+            checks.check_disjoint(first, second, checks.TWO_KINDS)
+        checks.check_devices({**added, **tensors})
         _check_same(tensors, added)
         _check_same(self.non_tensor_batch, other.non_tensor_batch)
         meta = union_meta(self.meta_info, other.meta_info)
         count = max(self._row_count(), other._row_count())
-        arrays = {**self.non_tensor_batch, **_new(self.non_tensor_batch, other.non_tensor_batch)}
+        arrays = {**self.non_tensor_batch, **without(other.non_tensor_batch, self.non_tensor_batch)}
         if not self._has_batch() and other._has_batch():
             self._set_columns({}, count, other._batch_device())
-        self._replace({**tensors, **_new(tensors, added)}, arrays, meta, count)
+        self._replace({**tensors, **without(added, tensors)}, arrays, meta, count)
         self._auto_padding = self._auto_padding or other._auto_padding
         self._pad_mask = other._pad_mask if self._pad_mask is None else self._pad_mask
         return self
@@ -138,10 +122,10 @@ def _has_columns(part: BatchState) -> bool:
 def _concat_tensors(
     parts: Sequence[tuple[int, BatchState, dict[str, torch.Tensor]]], pad: Mapping[str, float], side: Side
 ) -> dict[str, torch.Tensor] | None:
-    columns: list[PlacedColumns] = [(place, tensors) for place, _, tensors in parts]
-    check_schema(columns, "tensor columns", frozenset(pad))
+    columns: list[checks.PlacedColumns] = [(place, tensors) for place, _, tensors in parts]
+    checks.check_schema(columns, "tensor columns", frozenset(pad))
     if missing := [key for key in pad if key not in columns[0][1]]:
-        raise missing_columns("tensor columns", {"pad": missing, 0: sorted(columns[0][1])})
+        raise checks.missing_columns("tensor columns", {"pad": missing, 0: sorted(columns[0][1])})
     for key, value in pad.items():
         _check_pad(key, [tensors[key] for _, tensors in columns], value, side)
     if not any(part._has_batch() for _, part, _ in parts):
@@ -167,7 +151,7 @@ def _check_pad(key: str, column: Sequence[Any], value: Any, side: Any) -> None:
         problem = f"pad_side must be 'left' or 'right', got {side!r}"
     else:
         return
-    raise ColumnError(f"pad={{{key!r}: ...}} cannot be honoured: {problem}")
+    raise errors.ColumnError(f"pad={{{key!r}: ...}} cannot be honoured: {problem}")
 
 
 def _holds(dtype: torch.dtype, value: float) -> bool:
@@ -199,17 +183,13 @@ def _joined_masks(parts: Sequence[BatchState], counts: Sequence[int]) -> torch.T
     return torch.cat([torch.zeros(count, dtype=torch.bool) if mask is None else mask for mask, count in full])
 
 
-def _new(held: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in added.items() if key not in held}
-
-
 def _check_union_rows(data: BatchState, other: BatchState) -> None:
     first, second = data._checked_rows(), other._checked_rows()
     both_have_rows = (data._has_batch() or _has_columns(data)) and (other._has_batch() or _has_columns(other))
     if both_have_rows and first != second:
         fewer, more = sorted((first, second))
         hint = f"; did you mean repeat({more // fewer})?" if fewer and more % fewer == 0 else ""
-        raise RowCountError(
+        raise errors.RowCountError(
             f"union adds columns to the same rows, but there are {first} rows vs {second} rows{hint}"
         )
 
@@ -221,9 +201,9 @@ def _check_same(held: Mapping[str, Any], added: Mapping[str, Any]) -> None:
         first, second = read(held[key], key), read(added[key], key)
         if not columns_equal(first, second):
             row = first_difference(first, second)
-            both = "" if row is None else f"{short(first[row])} and {short(second[row])}"
+            both = "" if row is None else f"{errors.short(first[row])} and {errors.short(second[row])}"
             where = both and f" first in row {row}: {both}"
-            raise SchemaError(
+            raise errors.SchemaError(
                 f"column {key!r} is in both batches and differs{where}; drop it from one, or rename it"
             )
 
@@ -246,8 +226,8 @@ def union_meta(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str,
     """
     for key, value in second.items():
         if key in first and not equal(first[key], value):
-            raise MetaConflictError(key, {"this batch": first[key], "the other": value})
-    return copy_meta({**first, **_new(first, second)})
+            raise errors.MetaConflictError(key, {"this batch": first[key], "the other": value})
+    return copy_meta({**first, **without(second, first)})
 
 
 def union_numpy_dict(
@@ -260,7 +240,7 @@ def union_numpy_dict(
     """
     for key, value in tensor_dict2.items():
         if not isinstance(value, np.ndarray):
-            raise InvalidTypeError(f"{key!r} must be an array, got {type(value).__name__}")
+            raise errors.InvalidTypeError(f"{key!r} must be an array, got {type(value).__name__}")
     _check_same(tensor_dict1, tensor_dict2)
-    tensor_dict1.update(_new(tensor_dict1, tensor_dict2))
+    tensor_dict1.update(without(tensor_dict2, tensor_dict1))
     return tensor_dict1

@@ -10,25 +10,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from verl_protocol import errors
 from verl_protocol.arguments import flag, mapping, whole_number
 from verl_protocol.batch.item import DataProtoItem, item_of
 from verl_protocol.batch.metadata import without_metrics
 from verl_protocol.batch.padding import BatchPadding
 from verl_protocol.batch.state import check_batch
 from verl_protocol.columns import objects, ops, partition
-from verl_protocol.columns.checks import Keys, check_keys, key_list
+from verl_protocol.columns.checks import Keys, check_keys, check_known, key_list
 from verl_protocol.columns.index import IndexLike, is_single_row, normalise_index, normalise_row
 from verl_protocol.columns.reading import read
 from verl_protocol.columns.walk import deep_copy
-from verl_protocol.errors import (
-    ColumnError,
-    InvalidArgumentError,
-    InvalidTypeError,
-    InvalidValueError,
-    UnevenRowsError,
-    UnknownKeyError,
-    short,
-)
 
 
 class BatchRows(BatchPadding):
@@ -125,7 +117,7 @@ class BatchRows(BatchPadding):
         if len(counts) != self._row_count():
             plural = "" if len(counts) == 1 else "s"
             found = f"{self._row_count()} rows, {len(counts)} count{plural}"
-            raise InvalidValueError(f"one count per row is needed: {found}")
+            raise errors.InvalidValueError(f"one count per row is needed: {found}")
         every_row = torch.arange(len(counts))
         return self._take(every_row.repeat_interleave(torch.tensor(counts, dtype=torch.int64)))
 
@@ -137,9 +129,7 @@ class BatchRows(BatchPadding):
         """
         n_split, count = whole_number("n_split", n_split, 1), self._row_count()
         split = key_list(split_keys)
-        known = [*self._held(), *self.non_tensor_batch]
-        if missing := [key for key in split if key not in known]:
-            raise UnknownKeyError(missing, "column", known)
+        check_known(split, "column", [*self._held(), *self.non_tensor_batch])
 
         def unfold(columns: Mapping[str, Any]) -> dict[str, Any]:
             kept = {key: column for key, column in columns.items() if key not in split}
@@ -190,7 +180,7 @@ class BatchRows(BatchPadding):
         size, epochs = whole_number("mini_batch_size", mini_batch_size, 1), whole_number("epochs", epochs, 0)
         count = self._checked_rows()
         if drop_last is None and count % size:
-            raise UnevenRowsError(
+            raise errors.UnevenRowsError(
                 f"{count} rows do not divide into mini-batches of {size}; pass drop_last=False for a shorter "
                 f"last one, drop_last=True to leave {count % size} rows out, or pad to a multiple of {size}",
                 count,
@@ -216,9 +206,9 @@ def _cut(key: str, column: Any, n_split: int) -> Any:
     column = _stacked(key, read(column, key))
     width = column.shape[1] if column.ndim > 1 else None
     if width is None or (isinstance(column, torch.Tensor) and column.is_nested):
-        raise ColumnError(f"column {key!r}: it has no width that could be cut into {n_split} pieces")
+        raise errors.ColumnError(f"column {key!r}: it has no width that could be cut into {n_split} pieces")
     if width % n_split:
-        raise ColumnError(f"column {key!r}: its width {width} does not divide into {n_split} pieces")
+        raise errors.ColumnError(f"column {key!r}: its width {width} does not divide into {n_split} pieces")
     return column.reshape(column.shape[0] * n_split, width // n_split, *column.shape[2:])
 
 
@@ -228,11 +218,13 @@ def _stacked(key: str, column: Any) -> Any:
         return column
     lists = column.tolist()
     if not all(isinstance(row, (list, tuple, np.ndarray)) for row in lists):
-        raise ColumnError(f"column {key!r}: its rows are no lists, so they cannot be cut")
+        raise errors.ColumnError(f"column {key!r}: its rows are no lists, so they cannot be cut")
     lengths = {len(row) for row in lists}
     if len(lengths) > 1:
         found = sorted(lengths)
-        raise ColumnError(f"column {key!r}: its rows have different lengths ({found}), so they cannot be cut")
+        raise errors.ColumnError(
+            f"column {key!r}: its rows have different lengths ({found}), so they cannot be cut"
+        )
     stacked = np.empty((len(lists), lengths.pop() if lengths else 0), dtype=object)
     for at, row in enumerate(lists):
         stacked[at] = objects.object_column(row)
@@ -242,11 +234,10 @@ def _stacked(key: str, column: Any) -> Any:
 def _group_values(data: BatchRows, key: str) -> Sequence[Hashable]:
     check_keys([key])
     columns = {**data._held(), **data.non_tensor_batch}
-    if key not in columns:
-        raise UnknownKeyError([key], "column", columns)
+    check_known([key], "column", columns)
     column = read(columns[key], key)
     if column.ndim != 1 or getattr(column, "is_nested", False):
-        raise ColumnError(
+        raise errors.ColumnError(
             f"column {key!r}: rows can be grouped by a column of scalars or hashable objects only"
         )
     # All NaNs are one group: NaN differs from itself, so a dict would keep each apart.
@@ -256,7 +247,7 @@ def _group_values(data: BatchRows, key: str) -> Sequence[Hashable]:
         try:
             hash(value)
         except TypeError as error:
-            raise ColumnError(
+            raise errors.ColumnError(
                 f"column {key!r}: cannot group by {type(value).__name__} values: {error}"
             ) from None
     return values
@@ -275,10 +266,12 @@ def _checked_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
     without = "batches are cut in this process, without a DataLoader"
     for key, value in options.items():
         if key in _OF_THE_LOADER and value:
-            asked = f"dataloader_kwargs {key}={short(value)} cannot be honoured"
-            raise InvalidTypeError(f"{asked}: {without}; leave it out")
+            asked = f"dataloader_kwargs {key}={errors.short(value)} cannot be honoured"
+            raise errors.InvalidTypeError(f"{asked}: {without}; leave it out")
         if key not in (*_OPTIONS, *_OF_THE_LOADER):
-            raise InvalidTypeError(f"dataloader_kwargs has no {key!r}: {without}; there are {list(_OPTIONS)}")
+            raise errors.InvalidTypeError(
+                f"dataloader_kwargs has no {key!r}: {without}; there are {list(_OPTIONS)}"
+            )
     return options
 
 
@@ -296,10 +289,10 @@ def _generator(seed: Any, given: Any) -> torch.Generator:
         raise _shuffle_source(seed, given) from None
 
 
-def _shuffle_source(seed: object, generator: object) -> InvalidArgumentError:
-    return InvalidArgumentError(
+def _shuffle_source(seed: object, generator: object) -> errors.InvalidArgumentError:
+    return errors.InvalidArgumentError(
         "the order of a shuffle comes from a seed (a whole number of at most 64 bits) or from a "
-        f"torch.Generator, not both; got seed={short(seed)} and generator={short(generator)}"
+        f"torch.Generator, not both; got seed={errors.short(seed)} and generator={errors.short(generator)}"
     )
 
 
@@ -335,7 +328,7 @@ def fold_batch_dim(data: B, new_batch_size: SupportsIndex) -> B:
     check_batch(data)
     new, count = whole_number("new_batch_size", new_batch_size, 1), len(data)
     if count % new:
-        raise UnevenRowsError(
+        raise errors.UnevenRowsError(
             f"{count} rows do not divide into {new} groups; pad them to a multiple of {new}", count, new
         )
     return _reshape_rows(data, new, lambda key, column: (new, count // new, *column.shape[1:]))
@@ -354,7 +347,7 @@ def unfold_batch_dim(data: B, batch_dims: SupportsIndex = 2) -> B:
     shapes = {key: tuple(column.shape[:dims]) for key, column in _all_columns(data).items()}
     for key, shape in shapes.items():
         if len(shape) < dims or shape != next(iter(shapes.values())):
-            raise ColumnError(
+            raise errors.ColumnError(
                 f"column {key!r}: its first {dims} dimensions are {shape}, others have "
                 f"{list(shapes.values())}"
             )
@@ -369,7 +362,7 @@ def _all_columns(data: BatchRows) -> dict[str, Any]:
 def _reshape_rows(data: B, num_rows: int, shape: Callable[[str, Any], tuple[int, ...]]) -> B:
     for key, column in _all_columns(data).items():
         if not isinstance(column, np.ndarray) and (not isinstance(column, torch.Tensor) or column.is_nested):
-            raise ColumnError(f"column {key!r}: only dense tensors and arrays can be regrouped")
+            raise errors.ColumnError(f"column {key!r}: only dense tensors and arrays can be regrouped")
     tensors = {key: column.reshape(shape(key, column)) for key, column in data._columns().items()}
     arrays = {key: column.reshape(shape(key, column)) for key, column in data.non_tensor_batch.items()}
     folded = data._with(tensors if data._has_batch() else None, num_rows, arrays)

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from verl_protocol import errors
 from verl_protocol.arguments import mapping
 from verl_protocol.columns import dense, jagged, objects, ops
 from verl_protocol.columns.remote import RemoteColumn, form_of
-from verl_protocol.errors import (
-    ColumnError,
-    InvalidTypeError,
-    KeyConflictError,
-    NothingToConcatError,
-    RowCountError,
-    SchemaError,
-    different_row_counts,
-    of_places,
-    short,
-)
 from verl_protocol.kinds import is_jagged, is_tensordict, is_unbatched
 
 
@@ -59,7 +49,19 @@ def check_keys(keys: Iterable[Any], allowed: tuple[type, ...] = (str,)) -> None:
     """
     for key in keys:
         if not isinstance(key, allowed):
-            raise InvalidTypeError(f"columns are named by a string or several strings, got {short(key)}")
+            raise errors.InvalidTypeError(
+                f"columns are named by a string or several strings, got {errors.short(key)}"
+            )
+
+
+def check_known(keys: Iterable[str], kind: str, known: Collection[str]) -> None:
+    """Check that something of this kind is there under every key.
+
+    Raises:
+        UnknownKeyError: one is missing.
+    """
+    if missing := [key for key in keys if key not in known]:
+        raise errors.UnknownKeyError(missing, kind, known)
 
 
 def check_disjoint(first: Iterable[str], second: Iterable[str], what: str) -> None:
@@ -69,7 +71,7 @@ def check_disjoint(first: Iterable[str], second: Iterable[str], what: str) -> No
         KeyConflictError: one does.
     """
     if common := sorted(set(first) & set(second)):
-        raise KeyConflictError(f"{common} cannot name both {what}")
+        raise errors.KeyConflictError(f"{common} cannot name both {what}")
 
 
 def check_devices(tensors: Mapping[str, Any]) -> None:
@@ -81,7 +83,7 @@ def check_devices(tensors: Mapping[str, Any]) -> None:
     devices = {key: str(column.device) for key, column in tensors.items() if isinstance(column, torch.Tensor)}
     if len(set(devices.values())) > 1:
         listed = ", ".join(f"{key!r} on {device}" for key, device in devices.items())
-        raise ColumnError(f"all columns of a batch must be on one device: {listed}")
+        raise errors.ColumnError(f"all columns of a batch must be on one device: {listed}")
 
 
 def _tensor_column(key: str, value: Any) -> Any:
@@ -112,9 +114,9 @@ def check_batched(key: str, value: object) -> None:
         raise no_column(key, value, f"one value for all rows is no column, it goes to meta_info[{key!r}]")
 
 
-def no_column(key: str, value: object, reason: str) -> ColumnError:
+def no_column(key: str, value: object, reason: str) -> errors.ColumnError:
     """The error about a value that cannot be a column."""
-    return ColumnError(f"column {key!r}: {reason} (got {type(value).__name__})")
+    return errors.ColumnError(f"column {key!r}: {reason} (got {type(value).__name__})")
 
 
 def check_has_rows(key: str, column: Any) -> None:
@@ -124,7 +126,7 @@ def check_has_rows(key: str, column: Any) -> None:
         ColumnError: it has none.
     """
     if column.ndim == 0:
-        raise ColumnError(
+        raise errors.ColumnError(
             f"column {key!r} has no dimensions, so it has no rows; one value for all goes to meta_info"
         )
 
@@ -174,8 +176,8 @@ def check_columns(
     }
     found = set(counts.values()) | ({num_rows} if num_rows is not None else set())
     if len(found) > 1:
-        raise RowCountError(
-            different_row_counts(counts if num_rows is None else {"batch": num_rows, **counts})
+        raise errors.RowCountError(
+            errors.different_row_counts(counts if num_rows is None else {"batch": num_rows, **counts})
         )
     return found.pop() if found else 0
 
@@ -211,7 +213,7 @@ def column_of_tensors(
         ColumnError: rows differ in another dimension.
     """
     if not row_tensors:
-        raise NothingToConcatError
+        raise errors.NothingToConcatError
     for row, tensor in enumerate(row_tensors):
         if not isinstance(tensor, torch.Tensor) and not is_tensordict(tensor):
             raise no_column(key, tensor, f"row {row} is no tensor")
@@ -222,12 +224,12 @@ def column_of_tensors(
     num_dims = len(shapes[0])
     dim = num_dims if ragged_dim == "last" else ragged_dim
     if dim is not None and not 1 <= dim <= num_dims:
-        raise ColumnError(
+        raise errors.ColumnError(
             f"the ragged dimension of {key!r} counts from 1 (a row's first) to {num_dims} (its last), "
-            f"got {short(dim)}"
+            f"got {errors.short(dim)}"
         )
     if len(set(map(len, shapes))) > 1 or len({_fixed_sizes(shape, dim) for shape in shapes}) > 1:
-        raise ColumnError(
+        raise errors.ColumnError(
             f"rows of {key!r} have different shapes: {sorted(set(shapes))}; declare ragged={{{key!r}}} for "
             "a jagged column, or pad them"
         )
@@ -272,19 +274,19 @@ def check_schema(parts: Sequence[PlacedColumns], kind: str, padded: frozenset[st
             _check_column(key, [(place, columns[key]) for place, columns in parts], key in padded)
 
 
-def missing_columns(kind: str, keys: Mapping[int | str, Sequence[str]]) -> SchemaError:
+def missing_columns(kind: str, keys: Mapping[int | str, Sequence[str]]) -> errors.SchemaError:
     """The error about parts (or whatever the words say) that do not have the same columns of one kind."""
     everywhere = set.intersection(*(set(found) for found in keys.values()))
     extra = {where: [key for key in found if key not in everywhere] for where, found in keys.items()}
     nothing = "none of these" if everywhere else f"no {kind}"
-    listed = ", ".join(f"{where} has {found or nothing}" for where, found in of_places(extra).items())
+    listed = ", ".join(f"{where} has {found or nothing}" for where, found in errors.of_places(extra).items())
     shared = f" besides {sorted(everywhere)}" if everywhere else ""
-    return SchemaError(f"parts differ in their {kind}{shared}: {listed}")
+    return errors.SchemaError(f"parts differ in their {kind}{shared}: {listed}")
 
 
-def _differing(key: str, what: str, found: Mapping[int | str, object]) -> SchemaError:
+def _differing(key: str, what: str, found: Mapping[int | str, object]) -> errors.SchemaError:
     """The error about a column that is of another kind in another part."""
-    listed = ", ".join(f"{where} has {value}" for where, value in of_places(found).items())
+    listed = ", ".join(f"{where} has {value}" for where, value in errors.of_places(found).items())
     dims = {len(shape) for shape in found.values() if isinstance(shape, tuple)}
     widens = what == "row shape" and len(dims) == 1
     way_out = (
@@ -293,7 +295,7 @@ def _differing(key: str, what: str, found: Mapping[int | str, object]) -> Schema
         if widens
         else ""
     )
-    return SchemaError(f"column {key!r} differs in its {what}: {listed}{way_out}")
+    return errors.SchemaError(f"column {key!r} differs in its {what}: {listed}{way_out}")
 
 
 def _plainly_alike(column: Sequence[Any]) -> bool:

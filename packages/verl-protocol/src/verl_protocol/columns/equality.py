@@ -177,16 +177,7 @@ def _jagged(first: torch.Tensor, second: torch.Tensor) -> bool:
 def _same_values(first: NDArray[Any], second: NDArray[Any]) -> bool:
     if first.dtype != second.dtype and first.dtype.kind not in "US":
         return False
-    same = first == second
-    if first.dtype.kind in "fcmM":
-        same = same | (
-            np.isnat(first) & np.isnat(second) if first.dtype.kind in "mM" else _nan_pairs(first, second)
-        )
-    return bool(np.all(same))
-
-
-def _nan_pairs(first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
-    return np.asarray(np.isnan(first) & np.isnan(second))
+    return np.array_equal(first, second, equal_nan=first.dtype.kind in "fcmM")
 
 
 def _scalars(first: Any, second: Any) -> bool:

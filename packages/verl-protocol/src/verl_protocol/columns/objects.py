@@ -28,11 +28,11 @@ def fill_objects(array: NDArray[Any], items: Sequence[Any]) -> None:
 
 def map_rows(value: Any, num_rows: int, operation: Callable[[Any], Any]) -> Any:
     """`value` with `operation` applied to each column inside it, which leaves `num_rows` rows."""
-    from tensordict import NonTensorData, NonTensorStack
-
-    if isinstance(value, NonTensorStack):
+    if is_stack(value):
         return stack_rows(operation(object_column(value.tolist())).tolist())
-    if isinstance(value, NonTensorData):
+    if is_data(value):
+        from tensordict import NonTensorData
+
         return NonTensorData(value.data, batch_size=[num_rows, *value.batch_size[1:]])
     if not is_tensordict(value):
         raise ColumnError(f"a column cannot be a {type(value).__name__}")
@@ -42,11 +42,13 @@ def map_rows(value: Any, num_rows: int, operation: Callable[[Any], Any]) -> Any:
 
 def concat_rows(values: Sequence[Any], concat: Callable[[Sequence[Any]], Any]) -> Any:
     """The rows of all values, which are of one kind, one after the other."""
-    from tensordict import NonTensorData, NonTensorStack
+    from verl_protocol.columns.equality import equal
 
     first, count = values[0], sum(value.shape[0] for value in values)
-    if all(isinstance(value, (NonTensorData, NonTensorStack)) for value in values):
-        if _is_one_value(values):
+    if all(is_data(value) or is_stack(value) for value in values):
+        if not any(map(is_stack, values)) and all(equal(first.data, value.data) for value in values[1:]):
+            from tensordict import NonTensorData
+
             return NonTensorData(first.data, batch_size=[count, *first.batch_size[1:]])
         return stack_rows([item for value in values for item in rows_of(value)])
     keys = list(first.keys())
@@ -67,25 +69,10 @@ def _common(key: str, values: Sequence[Any]) -> Any:
     return values[0]
 
 
-def _is_one_value(values: Sequence[Any]) -> bool:
-    """Whether all of this non-tensor data is one and the same value for all rows."""
-    from tensordict import NonTensorStack
-
-    from verl_protocol.columns.equality import equal
-
-    if any(isinstance(value, NonTensorStack) for value in values):
-        return False
-    return all(equal(values[0].data, value.data) for value in values[1:])
-
-
 def rows_of(value: Any) -> list[Any]:
     """The entries of non-tensor data, one per row."""
-    from tensordict import NonTensorStack
-
-    if isinstance(value, NonTensorStack):
-        items: list[Any] = value.tolist()
-        return items
-    return [value.data] * value.shape[0]
+    items: list[Any] = value.tolist() if is_stack(value) else [value.data] * value.shape[0]
+    return items
 
 
 ArrayForm: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]]

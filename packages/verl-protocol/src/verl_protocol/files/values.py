@@ -19,17 +19,9 @@ from verl_protocol.columns.jagged import check_jagged, jagged_parts
 from verl_protocol.errors import PickleRefusedError
 from verl_protocol.files.safetensors import Entry, MappedFile
 from verl_protocol.kinds import is_jagged, is_tensordict
+from verl_protocol.wire import reduce
 from verl_protocol.wire.arrays import restore_objects
 from verl_protocol.wire.buffers import array_bytes
-from verl_protocol.wire.reduce import (
-    dtype_name,
-    dtype_named,
-    is_dense,
-    restore_jagged,
-    restore_non_tensor_stack,
-    restore_tensordict,
-    tensor_bytes,
-)
 
 _TENSOR_CLASSES = frozenset(["Tensor", "Parameter", "MemoryMappedTensor"])
 """Classes of tensors of which only the data is saved."""
@@ -87,11 +79,11 @@ class Writer:
             named = zip(("values", "offsets", "lengths"), parts, strict=False)
             encoded = {name: self.encode(part, f"{place}.{name}") for name, part in named}
             return {"jagged": {**encoded, "dim": parts.dim}}
-        if not is_dense(value) or value.is_meta or type(value).__name__ not in _TENSOR_CLASSES:
+        if not reduce.is_dense(value) or value.is_meta or type(value).__name__ not in _TENSOR_CLASSES:
             return None
         shape = tuple(value.shape)
-        name = self._add(place, Entry(value.dtype, shape, tensor_bytes(value)))
-        return {"tensor": {"entry": name, "dtype": dtype_name(value.dtype), "shape": list(shape)}}
+        name = self._add(place, Entry(value.dtype, shape, reduce.tensor_bytes(value)))
+        return {"tensor": {"entry": name, "dtype": reduce.dtype_name(value.dtype), "shape": list(shape)}}
 
     def _array(self, value: NDArray[Any], place: str) -> dict[str, Any] | None:
         if value.dtype == object:
@@ -148,7 +140,7 @@ class Reader:
             "array": self._array,
             "objects": lambda form: restore_objects(self._items(form["items"]), tuple(form["shape"])),
             "tensordict": self._tensordict,
-            "non_tensor_stack": lambda items: restore_non_tensor_stack(self._items(items)),
+            "non_tensor_stack": lambda items: reduce.restore_non_tensor_stack(self._items(items)),
             "pickle": self._pickle,
         }
 
@@ -167,11 +159,11 @@ class Reader:
         return [self.decode(item) for item in items]
 
     def _tensor(self, form: dict[str, Any]) -> torch.Tensor:
-        return self._file.tensor(form["entry"], dtype_named(form["dtype"]), tuple(form["shape"]))
+        return self._file.tensor(form["entry"], reduce.dtype_named(form["dtype"]), tuple(form["shape"]))
 
     def _jagged(self, form: dict[str, Any]) -> torch.Tensor:
         parts = [self.decode(form[name]) for name in ("values", "offsets", "lengths")]
-        jagged = restore_jagged(parts[0], parts[1], parts[2], form["dim"], None, None)
+        jagged = reduce.restore_jagged(parts[0], parts[1], parts[2], form["dim"], None, None)
         check_jagged(jagged)
         return jagged
 
@@ -186,7 +178,7 @@ class Reader:
 
     def _tensordict(self, form: dict[str, Any]) -> Any:
         entries = {key: self.decode(entry) for key, entry in form["entries"].items()}
-        return restore_tensordict(entries, tuple(form["batch_size"]), None, False)
+        return reduce.restore_tensordict(entries, tuple(form["batch_size"]), None, False)
 
     def _pickle(self, form: dict[str, Any]) -> Any:
         if not self._allow_pickle:

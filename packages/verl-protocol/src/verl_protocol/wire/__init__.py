@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, Any
 from verl_protocol.columns.travel import references_travel
 from verl_protocol.columns.walk import nbytes_of
 from verl_protocol.errors import ReadOnlyWriteError, UnknownDtypeError, WireVersionError
-from verl_protocol.wire.buffers import (
-    WIRE_VERSION,
-    Readers,
-    VersionTag,
-    ready_buffers,
-)
+from verl_protocol.wire.buffers import WIRE_VERSION, Readers, VersionTag, ready_buffers
 from verl_protocol.wire.guard import check_unwritten, watch
 from verl_protocol.wire.pickler import asking_pickler
 

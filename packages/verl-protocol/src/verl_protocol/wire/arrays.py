@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_protocol.columns.objects import fill_objects, object_column
-from verl_protocol.wire.buffers import Part, Reduction, array_bytes, as_array, incoming, outgoing
+from verl_protocol.wire.buffers import Part, Reduction, array_bytes, incoming, outgoing
 
 _SEPARATOR = "\0"
 """Stands between the strings of a column that travels as one; no column that holds it travels so."""
@@ -37,7 +37,7 @@ def _dtype_form(dtype: np.dtype[Any]) -> Any:
 def restore_array(dtype: Any, shape: tuple[int, ...], data: Any) -> NDArray[Any]:
     """An array from its bytes, or from None where it has none."""
     known = np.dtype(dtype)
-    return np.empty(shape, known) if data is None else as_array(incoming(data), known, shape)
+    return np.empty(shape, known) if data is None else incoming(data).view(known).reshape(shape)
 
 
 def _reduce_objects(array: NDArray[Any], part: Part) -> Reduction:

@@ -8,7 +8,7 @@ or used as it is; `ReadyBuffer` marks those for which that has been decided.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from typing import Any, Literal, TypeAlias
 
@@ -102,11 +102,6 @@ class _WritableMemory:
 def writable_view(array: Bytes, address: int | None = None) -> Bytes:
     """The same memory as a writable array: torch knows no read-only tensors and warns about such memory."""
     return np.asarray(_WritableMemory(array, _address_of(array) if address is None else address))
-
-
-def as_array(data: Bytes, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray[Any]:
-    """An array over these bytes."""
-    return data.view(dtype).reshape(shape)
 
 
 # --- The version that every payload begins with ---------------------------------------------------------

@@ -83,16 +83,11 @@ class Encoder(Replacer):
     def _reduce_tensor(self, tensor: torch.Tensor) -> Reduction | None:
         if not is_plain(tensor):
             return reduce_tensor(tensor, self._protocol, self.part)
-        first = self._first_over_same_memory(tensor)
-        if first is not tensor:
+        # The tensor is kept, so its address cannot come to mean another one.
+        first = self._memory.setdefault(tensor.data_ptr(), tensor)
+        if first is not tensor and _are_aliases(first, tensor):
             return restore_alias, (self.part(first),)
         return reduce_dense(tensor, self._protocol)
-
-    def _first_over_same_memory(self, tensor: torch.Tensor) -> torch.Tensor:
-        address = tensor.data_ptr()
-        # The tensor is kept, so its address cannot come to mean another one.
-        first = self._memory.setdefault(address, tensor)
-        return first if first is tensor or _are_aliases(first, tensor) else tensor
 
 
 def _are_aliases(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -22,14 +22,7 @@ from verl_protocol.columns.jagged import build_jagged, jagged_parts, jagged_view
 from verl_protocol.columns.objects import ArrayForm, array_form, build_tensordict, payload_of, stack_rows
 from verl_protocol.errors import UnknownDtypeError
 from verl_protocol.kinds import is_jagged, is_tensordict, is_unbatched
-from verl_protocol.wire.buffers import (
-    Bytes,
-    Part,
-    Reduction,
-    incoming,
-    outgoing,
-    writable_view,
-)
+from verl_protocol.wire.buffers import Bytes, Part, Reduction, incoming, outgoing, writable_view
 from verl_protocol.wire.guard import GUARD_ATTRIBUTE
 
 # --- The bytes of a tensor, and a tensor over bytes -------------------------------------------------------
@@ -111,7 +104,9 @@ def counting_writes() -> Iterator[list[torch.Tensor]]:
 def reduce_tensor(tensor: torch.Tensor, protocol: int, part: Part) -> Reduction | None:
     """The reduction of a tensor that is not plain; None where only torch can take it apart (sparse, ...)."""
     if tensor.is_nested:
-        return _reduce_jagged(tensor, part) if is_jagged(tensor) else _reduce_strided_nested(tensor, part)
+        if is_jagged(tensor):
+            return _reduce_jagged(tensor, part)
+        return restore_strided_nested, ([part(row) for row in tensor.detach().unbind()],)
     if is_unbatched(tensor):
         return restore_unbatched, (part(payload_of(tensor)),)
     if is_dense(tensor) and not has_own_storage_rules(tensor):
@@ -245,10 +240,6 @@ def restore_jagged(
     return build_jagged(values, offsets, dim, lengths)
 
 
-def _reduce_strided_nested(tensor: torch.Tensor, part: Part) -> Reduction:
-    return restore_strided_nested, ([part(row) for row in tensor.detach().unbind()],)
-
-
 def restore_strided_nested(rows: list[torch.Tensor]) -> torch.Tensor:
     """A nested tensor of the strided layout from its rows."""
     return torch.nested.as_nested_tensor(rows, layout=torch.strided)
@@ -258,24 +249,20 @@ def restore_strided_nested(rows: list[torch.Tensor]) -> torch.Tensor:
 # tensordict is imported when one is read: whoever dumps one has imported it already.
 
 
-def reduce_tensordict(value: object, part: Part) -> Reduction | None:
+def reduce_tensordict(value: Any, part: Part) -> Reduction | None:
     """The reduction of a TensorDict or non-tensor stack; None for anything else."""
     if not is_tensordict(value):
         return None
     from tensordict import NonTensorStack, TensorDict
 
     if type(value) is TensorDict:
-        return _reduce_plain(value, part)
+        entries = {key: part(entry) for key, entry in value.items()}
+        names = value.names if any(name is not None for name in value.names or ()) else None
+        return restore_tensordict, (entries, tuple(value.batch_size), names, value.device is not None)
     if type(value) is NonTensorStack and value.ndim == 1 and len(value):
         form = array_form(value)
         return restore_non_tensor_stack, (part(value.tolist()), *(() if form is None else (form,)))
     return None
-
-
-def _reduce_plain(value: Any, part: Part) -> Reduction:
-    entries = {key: part(entry) for key, entry in value.items()}
-    names = value.names if any(name is not None for name in value.names or ()) else None
-    return restore_tensordict, (entries, tuple(value.batch_size), names, value.device is not None)
 
 
 def restore_tensordict(
