@@ -24,9 +24,7 @@ if __name__ == "__main__":
         except WorkerGroupError as error:
             cause = type(error.errors[1].cause).__name__
             print(f"  {group.generation:>10}  {cause} in {error.method} of rank {error.failed_ranks[0]}")
-        try:
-            group.work()
-        except WorkerGroupError:
+        if not group.is_usable:
             print(f"  {group.generation:>10}  refused until restart() or shutdown()")
         group.restart()
         print(f"  {group.generation:>10}  {group.work()}")

@@ -48,7 +48,7 @@ class Settings(RunSettings):
         WHERE,
         "answers by the processes that train, by others, or by others with vLLM, which needs GPUs",
     )
-    rollout_workers: int = option(1, WHERE, "those others")
+    rollout_workers: int = option(1, WHERE, "processes that answer, unless --rollout is colocated")
     reward_workers: int = option(1, WHERE, "processes that judge")
     algorithm: Literal["grpo", "ppo"] = option("grpo", HOW, "by groups of answers, or with a critic")
     steps: int = option(40, HOW, "steps of reinforcement")
