@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from verl_protocol import errors
 from verl_protocol.arguments import tensordict as checked
 from verl_protocol.batch import convert
 from verl_protocol.batch.metadata import METRICS, copy_meta, flatten_metrics
@@ -16,13 +17,6 @@ from verl_protocol.batch.proto import DataProto
 from verl_protocol.columns import checks, jagged, objects, ops
 from verl_protocol.columns.equality import columns_equal, equal, first_difference
 from verl_protocol.columns.index import IndexLike
-from verl_protocol.errors import (
-    InvalidTypeError,
-    NothingToConcatError,
-    RowCountError,
-    UnknownKeyError,
-    different_row_counts,
-)
 from verl_protocol.kinds import is_jagged, is_tensordict, is_unbatched
 
 if TYPE_CHECKING:
@@ -147,7 +141,7 @@ def assign_non_tensor_stack(tensor_dict: TensorDict, key: str, val: Sequence[Any
         raise checks.no_column(key, val, "data with one entry per row is a list")
     count = tensor_dict.batch_size[0] if len(tensor_dict.batch_size) else None
     if count != len(val):
-        raise RowCountError(different_row_counts({"tensor_dict": count or 0, key: len(val)}))
+        raise errors.RowCountError(errors.different_row_counts({"tensor_dict": count or 0, key: len(val)}))
     objects.set_stack(tensor_dict, key, list(val))
 
 
@@ -214,7 +208,7 @@ def _holds(tensordict: TensorDict, key: Any) -> bool:
 def _known(tensordict: TensorDict, keys: Iterable[str]) -> list[str]:
     wanted = checks.key_list(keys)
     if missing := [key for key in wanted if not _holds(tensordict, key)]:
-        raise UnknownKeyError(missing, "entry", dict.fromkeys(map(str, tensordict.keys())))
+        raise errors.UnknownKeyError(missing, "entry", dict.fromkeys(map(str, tensordict.keys())))
     return wanted
 
 
@@ -232,12 +226,14 @@ def checked_parts(data: Any) -> list[TensorDict]:
         InvalidTypeError: no list of them.
     """
     if is_tensordict(data):
-        raise InvalidTypeError("data must be a list of TensorDicts, got one TensorDict; put it in a list")
+        raise errors.InvalidTypeError(
+            "data must be a list of TensorDicts, got one TensorDict; put it in a list"
+        )
     if not isinstance(data, Iterable):
-        raise InvalidTypeError(f"data must be a list of TensorDicts, got {type(data).__name__}")
+        raise errors.InvalidTypeError(f"data must be a list of TensorDicts, got {type(data).__name__}")
     parts = [checked(f"data[{place}]", part) for place, part in enumerate(data)]
     if not parts:
-        raise NothingToConcatError
+        raise errors.NothingToConcatError
     return parts
 
 
@@ -393,7 +389,7 @@ def list_of_dict_to_tensordict(
     True
     """
     if not list_of_dicts:
-        raise NothingToConcatError
+        raise errors.NothingToConcatError
     lists = convert.list_of_dict_to_dict_of_list(list_of_dicts)
     return get_tensordict({key: _column_of(key, values, ragged) for key, values in lists.items()})
 
@@ -473,7 +469,7 @@ def concat_nested_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         SchemaError: they differ in ragged dimension, row shape, dtype or device.
     """
     if not tensors:
-        raise NothingToConcatError
+        raise errors.NothingToConcatError
     checks.check_schema(
         [(place, {"tensors": tensor}) for place, tensor in enumerate(tensors)], "jagged tensors"
     )

@@ -8,14 +8,8 @@ from typing import Any
 
 import pytest
 
+from verl_dispatch.conformance import workers
 from verl_dispatch.conformance.backend import Backend, SharedGroups, batch
-from verl_dispatch.conformance.workers import (
-    ClosingWorker,
-    FailingWorker,
-    ModesWorker,
-    PlainWorker,
-    SilentWorker,
-)
 from verl_dispatch.errors import CallTimeout, WorkerGroupError
 
 
@@ -88,7 +82,7 @@ class TestLifecycle(SharedGroups):
     """Groups that are made, broken, restarted and ended."""
 
     def test_death_breaks_the_group_until_it_is_restarted(self, backend: Backend) -> None:
-        group: Any = backend.make_group(ModesWorker, 2, label="kept")
+        group: Any = backend.make_group(workers.ModesWorker, 2, label="kept")
         with group:
             old = group.one_to_all.options(blocking=False)(1)
             backend.resolved(old)
@@ -108,7 +102,7 @@ class TestLifecycle(SharedGroups):
             assert {each["master"] for each in group.identity()} != ports
 
     def test_silence_after_a_failure_breaks_the_group(self, backend: Backend, slow: None) -> None:
-        with backend.make_group(ModesWorker, 2) as group:
+        with backend.make_group(workers.ModesWorker, 2) as group:
             group.one_to_all(1)
             started = time.monotonic()
             with pytest.raises(WorkerGroupError) as caught:
@@ -120,7 +114,7 @@ class TestLifecycle(SharedGroups):
                 group.one_to_all(1)
 
     def test_shutdown_ends_it_for_good(self, backend: Backend) -> None:
-        group: Any = backend.make_group(PlainWorker, 1)
+        group: Any = backend.make_group(workers.PlainWorker, 1)
         with group as entered:
             assert entered is group
             assert group.get() == ["plain"]
@@ -131,17 +125,17 @@ class TestLifecycle(SharedGroups):
 
     def test_workers_clean_up_when_the_group_ends(self, backend: Backend, tmp_path: Path) -> None:
         notes = tmp_path / "notes"
-        with backend.make_group(ClosingWorker, 2, notes) as group:
+        with backend.make_group(workers.ClosingWorker, 2, notes) as group:
             group.restart()
             assert sorted(notes.read_text().split()) == ["0", "1"]
         assert sorted(notes.read_text().split()) == ["0", "0", "1", "1"]
 
     def test_constructor_that_fails_is_named(self, backend: Backend) -> None:
         with pytest.raises(WorkerGroupError) as caught:
-            backend.make_group(FailingWorker, 2)
+            backend.make_group(workers.FailingWorker, 2)
         assert 1 in caught.value.failed_ranks
         assert "no model here" in str(caught.value)
 
     def test_worker_that_never_calls_super(self, backend: Backend) -> None:
-        with backend.make_group(SilentWorker, 2) as group:
+        with backend.make_group(workers.SilentWorker, 2) as group:
             assert group.get() == [(0, 2), (1, 2)]

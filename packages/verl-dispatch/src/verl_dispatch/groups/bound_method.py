@@ -25,6 +25,12 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
     Calling it does what `register` said about blocking; `call` always waits, `submit` and `stream` never do,
     `plan` sends nothing. `options` gives the same method with other options. Signature, docstring and modes
     are those of the worker's method.
+
+    Attributes:
+        dispatch_mode: the mode given to `register`.
+        execute_mode: which ranks run the method.
+        blocking: whether a plain call waits for its result.
+        signature: the worker method's, without `self`.
     """
 
     def __init__(self, group: Any, method: RegisteredMethod, options: CallOptions = DEFAULT_OPTIONS) -> None:
@@ -32,7 +38,10 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         self._method = method
         self._options = options
         self._planner = CallPlanner(group, method, options)
-        self._blocking = method.blocking if options.blocking is None else options.blocking
+        self.dispatch_mode: DispatchMode = method.dispatch_mode
+        self.execute_mode: Execute = options.execute_mode or method.execute_mode
+        self.blocking: bool = method.blocking if options.blocking is None else options.blocking
+        self.signature: inspect.Signature = method.signature
         self.__name__: str = method.name
         self.__qualname__ = method.function.__qualname__
         self.__module__ = method.function.__module__
@@ -43,7 +52,7 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
     def __call__(self, /, *args: GP.args, **kwargs: GP.kwargs) -> D_co:
         """Runs the method on the workers; waits for the result unless registered with `blocking=False`."""
         result: D_co
-        if self._blocking:
+        if self.blocking:
             result = self.call(*args, **kwargs)  # type: ignore[assignment]
             return result
         result = self._later(args, kwargs)
@@ -111,26 +120,6 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         )
         changed._planner.spec()
         return changed
-
-    @property
-    def dispatch_mode(self) -> DispatchMode:
-        """The mode given to `register`."""
-        return self._method.dispatch_mode
-
-    @property
-    def execute_mode(self) -> Execute:
-        """Which ranks run the method."""
-        return self._options.execute_mode or self._method.execute_mode
-
-    @property
-    def blocking(self) -> bool:
-        """Whether a plain call waits for its result."""
-        return self._blocking
-
-    @property
-    def signature(self) -> inspect.Signature:
-        """The worker method's signature, without `self`."""
-        return self._method.signature
 
     def __repr__(self) -> str:
         return f"<{self.__name__}{self.__signature__} of {self._group!r}, {self._planner.mode}>"

@@ -66,11 +66,14 @@ class TracedCall:
         group: name of the group.
         source: tells groups of one name apart.
         method: name of the method.
+        begin: when it began, in seconds since the epoch.
         ranks: the called ranks.
         bytes_out: tensor and array bytes of the arguments, rank by rank.
         bytes_sent: of all arguments; what several ranks share counts once.
         bytes_in: of the answers, as far as the driver has read them.
         error: how the call failed, if it did.
+        shifts: by how much the times of each host are moved.
+        context: of OpenTelemetry, in which the call was made.
     """
 
     def __init__(self, group: str, method: str, observers: Sequence[CallObserver], source: int = 0) -> None:
@@ -84,7 +87,8 @@ class TracedCall:
         self.error: str = ""
         self.shifts: Mapping[str, float] = {}
         self._observers = tuple(observers)
-        self._begin = self._planned = self._sending = self._sent = time.time()
+        self.begin: float = time.time()
+        self._planned = self._sending = self._sent = self.begin
         self._collecting: float | None = None
         self._ended: float | None = None
         self._answered: Mapping[int, float] = {}
@@ -142,11 +146,6 @@ class TracedCall:
         self._stamps = lambda: stamps
 
     @property
-    def begin(self) -> float:
-        """When it began, in seconds since the epoch."""
-        return self._begin
-
-    @property
     def end(self) -> float:
         """When the last stage ended that is known."""
         return max(stage.end for stage in self.stages())
@@ -154,12 +153,12 @@ class TracedCall:
     @property
     def seconds(self) -> float:
         """From the begin to the end."""
-        return self.end - self._begin
+        return self.end - self.begin
 
     def stages(self) -> list[Stage]:
         """Plan and send, then queue, fetch and run of each rank that has reported, then collect."""
         made = [
-            Stage("plan", None, self._begin, self._planned),
+            Stage("plan", None, self.begin, self._planned),
             Stage("send", None, self._sending, self._sent, self.bytes_sent),
         ]
         sizes = dict(zip(self.ranks, self.bytes_out, strict=True))

@@ -14,15 +14,8 @@ from verl_dispatch.errors import CallOptionError, InvalidModeError
 from verl_dispatch.methods import registry
 from verl_dispatch.methods.registered import RegisteredMethod
 from verl_dispatch.modes import Execute
+from verl_dispatch.planning import collectors
 from verl_dispatch.planning.batches import answered_rows
-from verl_dispatch.planning.collectors import (
-    SINGLE,
-    Collector,
-    DictCollector,
-    check_all_answer,
-    in_input_order,
-    trimmed,
-)
 from verl_dispatch.planning.options import CURRENT_CALL, CallOptions, CallScope
 from verl_dispatch.planning.plan import CallPlan, RankCall, Scatter, with_columns
 
@@ -122,7 +115,7 @@ class CallPlanner:
         to_rank_zero = self._execute is Execute.RANK_ZERO
         return _checked_result(self.mode, result, world_size, to_rank_zero=to_rank_zero)
 
-    def _collector(self, spec: registry.ModeSpec, scatter: Scatter) -> Collector:
+    def _collector(self, spec: registry.ModeSpec, scatter: Scatter) -> collectors.Collector:
         name, ranks, layout = self._method.name, scatter.fetched_ranks, scatter.layout
         if spec.collector is not None:
             return spec.collector(name, ranks, layout)
@@ -130,7 +123,7 @@ class CallPlanner:
             return scatter.collect
         if layout is not None and not layout.changes_answers:
             layout = None
-        single = scatter.collect is SINGLE
+        single = scatter.collect is collectors.SINGLE
         return CustomCollector(name, ranks, layout, self._group, spec.collect_fn, single)
 
 
@@ -153,7 +146,9 @@ def _selected(plan: CallPlan, execute: Execute) -> CallPlan:
     ranks = _ranks_of(execute, plan.world_size, plan.method)
     calls = tuple([call for call in plan.calls if call.rank in ranks])
     called = tuple([call.rank for call in calls])
-    return plan.changed(calls=calls, fetched_ranks=called, collect=DictCollector(plan.method, called))
+    return plan.changed(
+        calls=calls, fetched_ranks=called, collect=collectors.DictCollector(plan.method, called)
+    )
 
 
 def _ranks_of(execute: Execute, world_size: int, method: str) -> frozenset[int]:
@@ -195,7 +190,7 @@ def _checked_result(mode: str, result: Any, world_size: int, *, to_rank_zero: bo
     if not isinstance(args, (tuple, list)) or not isinstance(kwargs, Mapping):
         raise _bad_result(mode, f"it returned ({type(args).__name__}, {type(kwargs).__name__})")
     if to_rank_zero:
-        return Scatter((RankCall(0, tuple(args), dict(kwargs)),), (0,), collect=SINGLE)
+        return Scatter((RankCall(0, tuple(args), dict(kwargs)),), (0,), collect=collectors.SINGLE)
     labelled = [*((f"argument {place}", entries) for place, entries in enumerate(args)), *kwargs.items()]
     for label, entries in labelled:
         if not isinstance(entries, (list, tuple)):
@@ -220,7 +215,7 @@ def _checked_plan(mode: str, plan: CallPlan, world_size: int) -> Scatter:
 
 
 @dataclass(frozen=True, slots=True)
-class CustomCollector(Collector):
+class CustomCollector(collectors.Collector):
     """Calls the user's `collect_fn(group, outputs)`; padding and order of batches split for it are undone.
 
     With `single`, only rank 0 was called and `collect_fn` gets its answer itself.
@@ -236,9 +231,9 @@ class CustomCollector(Collector):
             return self._made_of(outputs)
         if self.layout.order is not None:
             silent = [answered_rows(output) is None for output in outputs]
-            check_all_answer(self.method, self.ranks, self.layout, silent)
-        result = self._made_of(trimmed(self.method, self.ranks, self.layout, outputs))
-        return in_input_order(result, self.layout.order)
+            collectors.check_all_answer(self.method, self.ranks, self.layout, silent)
+        result = self._made_of(collectors.trimmed(self.method, self.ranks, self.layout, outputs))
+        return collectors.in_input_order(result, self.layout.order)
 
     def arrange(self, futures: Sequence[Any]) -> Any:
         """What `collect_fn` makes of the futures; the workers have taken the padding off."""
@@ -257,4 +252,4 @@ class CustomCollector(Collector):
 
 
 def _in_input_order(order: tuple[int, ...], values: Sequence[Any]) -> Any:
-    return in_input_order(values[0], order)
+    return collectors.in_input_order(values[0], order)

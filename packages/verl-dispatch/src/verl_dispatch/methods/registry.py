@@ -279,14 +279,13 @@ def _not_a_mode(given: object) -> InvalidModeError:
 
 SelectRanks: TypeAlias = Callable[[int], Iterable[SupportsIndex]]
 
-_EXECUTE_FUNCTION_NAMES = {Execute.ALL: "execute_all", Execute.RANK_ZERO: "execute_rank_zero"}
-_RANK_SELECTORS: dict[Execute, SelectRanks] = {}
+_RANK_SELECTORS: dict[Execute, SelectRanks | None] = {Execute.ALL: None, Execute.RANK_ZERO: None}
 
 
 def get_predefined_execute_fn(mode: Execute) -> dict[str, str]:
     """The name of the group's low-level function for an execute mode: `{"execute_fn_name": ...}`."""
     check_execute_mode(mode)
-    return {"execute_fn_name": _EXECUTE_FUNCTION_NAMES.get(mode, "execute_all")}
+    return {"execute_fn_name": "execute_rank_zero" if mode is Execute.RANK_ZERO else "execute_all"}
 
 
 def register_execute_mode(name: str, select_ranks: SelectRanks) -> ExecuteSome:
@@ -314,9 +313,7 @@ def check_execute_mode(execute_mode: object) -> None:
     Raises:
         TypeError: no execute mode, or a member that no strategy belongs to.
     """
-    if not isinstance(execute_mode, Execute) or (
-        execute_mode not in _EXECUTE_FUNCTION_NAMES and execute_mode not in _RANK_SELECTORS
-    ):
+    if not isinstance(execute_mode, Execute) or execute_mode not in _RANK_SELECTORS:
         raise no_mode("execute_mode", execute_mode, Execute.names())
 
 

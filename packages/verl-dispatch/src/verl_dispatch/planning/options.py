@@ -110,18 +110,14 @@ def _is_bool(value: object) -> bool:
     return isinstance(value, bool)
 
 
-_BOOL_OR_NONE = "True, False or None"
+_OR_NONE = ("auto_padding", "blocking", "read_only", "remote")
 _VALID: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("timeout_s", _is_seconds, "a number of seconds above 0, or None"),
     ("uneven", lambda value: value == "balanced", '"balanced" or None'),
     ("balance", lambda value: isinstance(value, str), "the name of a column, or None"),
-    ("equal_size", _is_bool, "True or False"),
-    ("auto_padding", _is_bool, _BOOL_OR_NONE),
-    ("blocking", _is_bool, _BOOL_OR_NONE),
+    *((name, _is_bool, "True or False") for name in ("equal_size", "progress")),
+    *((name, _is_bool, "True, False or None") for name in _OR_NONE),
     ("execute_mode", lambda value: isinstance(value, Execute), "a member of Execute, or None"),
-    ("read_only", _is_bool, _BOOL_OR_NONE),
-    ("remote", _is_bool, _BOOL_OR_NONE),
-    ("progress", _is_bool, "True or False"),
 )
 
 DEFAULT_OPTIONS = CallOptions()

@@ -29,20 +29,16 @@ def _bad_argument(argument: str, given: object, expected: str) -> InvalidValueEr
 
 
 class ProcessGroup(ABC):
-    """Collectives over all ranks of one group; every rank must call them in the same order."""
+    """Collectives over all ranks of one group; every rank must call them in the same order.
+
+    Attributes:
+        rank: this worker's rank, 0 to `world_size - 1`.
+        world_size: how many ranks take part.
+    """
 
     def __init__(self, rank: int, world_size: int) -> None:
-        self._rank, self._world_size = rank, world_size
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank, 0 to `world_size - 1`."""
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        """How many ranks take part."""
-        return self._world_size
+        self.rank: int = rank
+        self.world_size: int = world_size
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
         """Reduce `tensor` over the ranks, in place, and return it.

@@ -27,11 +27,6 @@ class JaggedParts(NamedTuple):
     dim: int
 
     @property
-    def starts(self) -> torch.Tensor:
-        """Where each row begins in `values`."""
-        return self.offsets[:-1]
-
-    @property
     def row_lengths(self) -> torch.Tensor:
         """How many entries each row has along the ragged dimension."""
         return self.offsets.diff() if self.lengths is None else self.lengths
@@ -137,7 +132,7 @@ def take_jagged(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     parts = jagged_parts(tensor)
     index = index.to(parts.offsets.device)
     lengths = parts.row_lengths.index_select(0, index)
-    starts, offsets = parts.starts.index_select(0, index), offsets_of(lengths)
+    starts, offsets = parts.offsets[:-1].index_select(0, index), offsets_of(lengths)
     take = _join_rows if len(index) and _has_long_rows(parts) else _gather_entries
     return build_jagged(take(parts, starts, lengths, offsets), offsets, parts.dim)
 
