@@ -29,9 +29,6 @@ from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions
 from verl_dispatch.planning.plan import CallPlan
 from verl_dispatch.workers.observed import Stamps
 
-__all__ = ["AnswerStream", "Arrivals", "Call", "CallFuture"]
-
-
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 Pauses: TypeAlias = Generator[float, None, T]

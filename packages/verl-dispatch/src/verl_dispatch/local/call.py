@@ -25,9 +25,6 @@ from verl_dispatch.planning.batches import answered_rows
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions
 from verl_dispatch.planning.plan import CallPlan
 
-__all__ = ["AnswerRows", "LocalCall", "LocalFuture", "LocalLife", "users_frames"]
-
-
 _PACKAGE = os.path.dirname(__file__)
 
 

@@ -13,21 +13,6 @@ from verl_dispatch.errors import AnswerError, CallOptionError, kind_of
 from verl_dispatch.planning import batches
 from verl_dispatch.planning.layout import RowLayout, answers_per_row, unmatched_rows
 
-__all__ = [
-    "LIST",
-    "SINGLE",
-    "BatchCollector",
-    "Collector",
-    "DictCollector",
-    "ListCollector",
-    "SingleCollector",
-    "as_list",
-    "check_all_answer",
-    "in_input_order",
-    "trimmed",
-    "untrimmed",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Collector:

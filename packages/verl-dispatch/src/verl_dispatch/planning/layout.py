@@ -13,19 +13,6 @@ from verl_protocol.columns.partition import balanced_partition, even_sizes
 from verl_dispatch.errors import AnswerError, RowCountError, UnevenRowsError
 from verl_dispatch.planning import batches
 
-__all__ = [
-    "RowLayout",
-    "RowTrim",
-    "answers_per_row",
-    "balanced_layout",
-    "even_layout",
-    "padded_layout",
-    "unequal_rows",
-    "uneven_layout",
-    "uneven_rows",
-    "unmatched_rows",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:

@@ -19,17 +19,6 @@ from verl_dispatch.planning import batches
 from verl_dispatch.planning.layout import RowLayout, RowTrim, padded_layout, unequal_rows, uneven_rows
 from verl_dispatch.planning.options import CallOptions
 
-__all__ = [
-    "FuturePart",
-    "PaddedPart",
-    "has_unresolved",
-    "resolve_parts",
-    "resolve_parts_async",
-    "split_future",
-    "trim_answer",
-]
-
-
 # --- in the driver ----------------------------------------------------------------------------------------
 
 

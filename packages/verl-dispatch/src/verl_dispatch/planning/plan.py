@@ -27,24 +27,6 @@ from verl_dispatch.planning.parts import FuturePart, PaddedPart
 from verl_dispatch.planning.schemas import Reads, Schema
 from verl_dispatch.planning.split import layout_among
 
-__all__ = [
-    "CallPlan",
-    "RankCall",
-    "Scatter",
-    "SharedObject",
-    "all_ranks",
-    "arguments_of",
-    "bytes_of_answers",
-    "bytes_of_call",
-    "bytes_of_calls",
-    "inner_of",
-    "plan_table",
-    "shared_objects",
-    "unpicklable",
-    "with_columns",
-]
-
-
 NO_KWARGS: Mapping[str, Any] = {}
 _new_tuple = tuple.__new__
 

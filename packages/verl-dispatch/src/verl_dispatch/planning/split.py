@@ -21,9 +21,6 @@ from verl_dispatch.planning.layout import (
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, UNNAMED, CallOptions, Labels
 from verl_dispatch.planning.parts import split_future
 
-__all__ = ["Lists", "SplitList", "layout_among", "split_batches", "split_entries"]
-
-
 Lists: TypeAlias = tuple[tuple[list[Any], ...], dict[str, list[Any]]]
 """Arguments cut into parts: for each of them a list with one item per part."""
 

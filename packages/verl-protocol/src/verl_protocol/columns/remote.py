@@ -22,17 +22,6 @@ from verl_protocol.columns.jagged import ragged_dim
 from verl_protocol.columns.travel import may_travel
 from verl_protocol.kinds import is_jagged
 
-__all__ = [
-    "ColumnForm",
-    "Origin",
-    "Piece",
-    "RemoteColumn",
-    "Store",
-    "concat_remote",
-    "form_of",
-    "same_rows",
-]
-
 
 class Store(Protocol):
     """Where pieces of columns lie; a reference keeps what it stands for."""

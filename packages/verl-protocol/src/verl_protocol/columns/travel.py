@@ -10,9 +10,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-__all__ = ["LARGE_BYTES", "MOST_OBJECTS", "may_travel", "references_travel"]
-
-
 LARGE_BYTES: Final = 100_000
 """A column of fewer bytes costs less inside a message than as an object of its own."""
 
