@@ -124,3 +124,10 @@ def put_into_page(page: Path, name: str, table: str) -> None:
     before, rest = page.read_text().split(begin)
     _, after = rest.split(end)
     page.write_text(f"{before}{begin}\n{table}\n{end}{after}")
+
+
+def rows_in_page(page: Path, name: str) -> list[list[str]]:
+    """The cells below the head of the table between the marks of this name."""
+    _, _, rest = page.read_text().partition(f"<!-- table of {name}: begin -->")
+    lines = rest.partition("<!--")[0].strip().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]

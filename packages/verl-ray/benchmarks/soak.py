@@ -3,12 +3,14 @@
     python packages/verl-ray/benchmarks/soak.py [--share 1.0] [--write docs/reliability.md]
 
 Each row does its work in ten equal parts and looks after each. It is flat if nothing has grown from the third
-look to the last by more than the row allows; the exit status says whether all rows are.
+look to the last by more than is allowed. The exit status is 1 if a row is not, or if the time was up before
+all was done; where something hangs the program ends after 15 minutes, with all stacks.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import os
 import sys
@@ -33,6 +35,8 @@ from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 LOOKS = 10
 SETTLED = 2
 """Looks before the one that later ones are compared with: pools of memory and threads fill at first."""
+WORK_S, BOUND_S = 13.5 * 60, 15 * 60.0
+"""No part is begun after the first; the second ends the program."""
 ALLOWED = {"driver MiB": 24.0, "store MiB": 4.0, "threads": 4.0, "files": 8.0, "workers MiB": 24.0}
 
 
@@ -115,19 +119,24 @@ ROWS: tuple[tuple[Callable[[Any, int], None], int], ...] = (
 )
 
 
-def row_of(group: Any, work: Callable[[Any, int], None], count: int) -> tuple[list[str], bool]:
-    """One line of the table, and whether all stayed flat."""
-    began, looks = time.monotonic(), []
-    for _ in range(LOOKS):
-        work(group, max(1, count // LOOKS))
+def row_of(group: Any, work: Callable[[Any, int], None], count: int, until: float) -> list[str]:
+    """One line of the table; its last cell says whether all stayed flat."""
+    began, part = time.monotonic(), max(1, count // LOOKS)
+    looks: list[dict[str, float]] = []
+    while len(looks) < LOOKS and time.monotonic() < until:
+        work(group, part)
         looks.append(look(group))
     seconds = time.monotonic() - began
-    growth = {name: looks[-1][name] - looks[SETTLED][name] for name in ALLOWED}
-    flat = all(growth[name] <= ALLOWED[name] for name in ALLOWED)
-    done = LOOKS * max(1, count // LOOKS)
-    cells = [f"{grown:+.1f}" for grown in growth.values()]
-    name = work.__name__.replace("_", " ")
-    return [name, str(done), f"{seconds:.0f}", *cells, "yes" if flat else "no"], flat
+    first = looks[min(SETTLED, len(looks) - 1)] if looks else {}
+    growth = [looks[-1][name] - first[name] if looks else 0.0 for name in ALLOWED]
+    flat = all(grown <= allowed for grown, allowed in zip(growth, ALLOWED.values(), strict=True))
+    told = "no" if not flat else "yes" if len(looks) == LOOKS else "out of time"
+    cells = [f"{grown:+.1f}" for grown in growth]
+    return [words(work), str(part * len(looks)), f"{seconds:.0f}", *cells, told]
+
+
+def words(work: Callable[[Any, int], None]) -> str:
+    return work.__name__.replace("_", " ")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -139,26 +148,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="rows whose names contain this")
     parser.add_argument("--write", type=Path, help="put the table into this page, between its marks")
     options = parser.parse_args(arguments)
+    chosen = [(work, count) for work, count in ROWS if options.only in words(work)]
+    if not chosen:
+        parser.error(f"no row is called {options.only!r}; there are: {', '.join(words(w) for w, _ in ROWS)}")
+    if options.write is not None and (options.only or options.share != 1):
+        parser.error("--write puts in the whole table: give neither --only nor --share with it")
+    until = time.monotonic() + WORK_S
+    faulthandler.dump_traceback_later(BOUND_S, exit=True)
     ray.init(
         address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=2**29
     )
-    rows, all_flat = [], True
+    rows = []
     with (
         RayResourcePool([2], use_gpu=False, max_colocate_count=1) as pool,
         RayWorkerGroup(pool, RayClassWithInitArgs(Echo)) as group,
     ):
-        for work, count in ROWS:
-            if options.only in work.__name__.replace("_", " "):
-                row, flat = row_of(group, work, int(count * options.share))
-                rows.append(row)
-                all_flat = all_flat and flat
-                sys.stderr.write(f"{row}\n")
+        for work, count in chosen:
+            rows.append(row_of(group, work, int(count * options.share), until))
+            sys.stderr.write(f"{rows[-1][0]}, {rows[-1][1]} times in {rows[-1][2]} s: flat? {rows[-1][-1]}\n")
     ray.shutdown()
+    faulthandler.cancel_dump_traceback_later()
     table = markdown_table(["work", "times", "s", *ALLOWED, "flat"], rows)
     sys.stdout.write(table + "\n")
     if options.write is not None:
         put_into_page(options.write, "soak", table)
-    return 0 if all_flat else 1
+    return 0 if all(row[-1] == "yes" for row in rows) else 1
 
 
 if __name__ == "__main__":
