@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from verl_examples.command import parser_of
 from verl_examples.errors import SettingsError
 from verl_examples.hf.folders import written_in_one_step
 from verl_examples.hf.generation import Generator
@@ -214,6 +216,34 @@ def test_judging_needs_no_torch() -> None:
     code = "import sys, verl_examples.hf.workers.reward; print({'torch', 'transformers'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        ("", {}),
+        ("--workers 2 --temperature 0.5 --out o", {"workers": 2, "temperature": 0.5, "out": Path("o")}),
+        ("--stop a --stop b --trace t.json", {"stop": ("a", "b"), "trace": Path("t.json")}),
+        ("--rollout separate --one-step-off", {"rollout": "separate", "one_step_off": True}),
+        ("--clip-low 0.3", {"clip_low": 0.3, "clip_high": 0.3}),
+        ("--clip-low 0.3 --clip-high 0.4", {"clip_low": 0.3, "clip_high": 0.4}),
+        ("--algorithm ppo", {"algorithm": "ppo", "answers_per_question": 1}),
+        ("--algorithm ppo --answers-per-question 4", {"algorithm": "ppo", "answers_per_question": 4}),
+    ],
+)
+def test_options_become_settings_and_draw_others_with_them(options: str, changes: dict[str, Any]) -> None:
+    given = vars(parser_of("verl-grpo", None, Settings).parse_args(options.split()))
+    assert Settings.of({"model": "m", **given}) == Settings(model="m", **changes)
+
+
+def test_every_option_is_shown_with_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    shown = " ".join(parser_of("verl-grpo", None, Settings).format_help().split())
+    for field in fields(Settings):
+        name = f"--{field.name.replace('_', '-')} "
+        assert (name in shown) == bool(field.metadata), name
+    for text in ("--steps N steps of reinforcement (default: 40)", "(default: as --clip-low)", "--stop TEXT"):
+        assert text in shown
 
 
 @pytest.mark.parametrize(
