@@ -9,32 +9,9 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from verl_protocol.errors import InvalidArgumentError, PortableError, RowCountError, UnevenRowsError
-
-__all__ = [
-    "AnswerError",
-    "CallOptionError",
-    "CallTimeout",
-    "CollectiveError",
-    "EntryCountError",
-    "InvalidModeError",
-    "MeshError",
-    "MissingRankVariablesError",
-    "MixedOrderWarning",
-    "NotPicklableError",
-    "NotTheOwnerError",
-    "RowCountError",
-    "UnevenRowsError",
-    "UnknownMemberError",
-    "UnknownMeshError",
-    "UnknownMethodError",
-    "UnknownRoleError",
-    "UnsplittableArgumentError",
-    "WorkerClassError",
-    "WorkerFailure",
-    "WorkerGroupError",
-]
-
+from verl_protocol.errors import InvalidArgumentError, PortableError
+from verl_protocol.errors import RowCountError as RowCountError
+from verl_protocol.errors import UnevenRowsError as UnevenRowsError
 
 # A message is for reading: what a worker said in full is in the failure's `cause` and `traceback`.
 _MOST_OF_A_CAUSE, _MOST_OF_A_TRACEBACK = 2_000, 20_000

@@ -10,34 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "ColumnError",
-    "ColumnsLost",
-    "DeviceNameError",
-    "FileFormatError",
-    "InvalidArgumentError",
-    "InvalidIndexError",
-    "InvalidTypeError",
-    "InvalidValueError",
-    "KeyConflictError",
-    "MetaConflictError",
-    "NothingToConcatError",
-    "PickleRefusedError",
-    "PortableError",
-    "ReadOnlyWriteError",
-    "RowCountError",
-    "RowOutOfRangeError",
-    "SchemaError",
-    "UnevenRowsError",
-    "UnknownDtypeError",
-    "UnknownKeyError",
-    "WireVersionError",
-    "different_row_counts",
-    "of_places",
-    "short",
-]
-
-
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 _SHORT.maxlist = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxtuple = 6
