@@ -76,13 +76,12 @@ class ColocatedWorker(Worker):
 
     def __init__(self) -> None:
         super().__init__()
-        siblings: dict[str, Any] = self.fused_worker_dict if self.is_fused_worker else {}
         self.worker_dict: dict[str, Any] = {}
         for spec in self.role_specs:
-            worker = self._build_role(spec, siblings if self.is_fused_worker else {})
+            worker = self._build_role(spec, self.fused_worker_dict if self.is_fused_worker else {})
             self.worker_dict[spec.name] = worker
             if self.is_fused_worker:
-                siblings[spec.name] = worker
+                self.fused_worker_dict[spec.name] = worker
                 setattr(self, spec.name, worker)
 
     def _build_role(self, spec: RoleSpec, siblings: dict[str, Any]) -> Any:
