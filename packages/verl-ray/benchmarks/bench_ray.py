@@ -155,8 +155,8 @@ class Bench:
         try:
             for how, writable, limit in zip(("views", "copies"), (False, True), limits, strict=True):
                 by_hand = PlainStep(size, rows, width, writable)
-                work = f"PPO step of eight calls {rows * width * 28 / 1e6:.1f} MB, by hand with {how}"
-                yield Case(work, GroupStep(group, prompts), by_hand, Aim(limit))
+                work = f"PPO step of eight calls {rows * width * 28 / 1e6:.1f} MB, workers read {how}"
+                yield Case(work, GroupStep(group, prompts, width, writable), by_hand, Aim(limit))
                 by_hand.close()
         finally:
             group.shutdown()

@@ -6,7 +6,6 @@ expert writes who knows which rank reads what. The group gets whole batches, wit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from verl_protocol import DataProto
 from verl_ray import RayClassWithInitArgs, RayWorkerGroup
 
 PROMPT_WIDTH = 8
+SEQUENCES = ["input_ids", "attention_mask"]
 
 
 class StepWorker(Worker):
@@ -26,7 +26,7 @@ class StepWorker(Worker):
         super().__init__()
         self.width = width
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, reads=["prompts"])
     def generate(self, data: DataProto) -> DataProto:
         ids = data.tensor("prompts")[:, :1].repeat(1, self.width)
         return DataProto.from_dict({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
@@ -36,30 +36,30 @@ class StepWorker(Worker):
             data.tensor(key)[:, -1].sum()
         return torch.zeros(len(data), self.width)
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, reads=SEQUENCES)
     def log_probs(self, data: DataProto) -> DataProto:
         return DataProto.from_dict({"log_probs": self._per_token(data, "input_ids", "attention_mask")})
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, reads=SEQUENCES)
     def reference(self, data: DataProto) -> DataProto:
         self._per_token(data, "input_ids", "attention_mask")
         return DataProto.from_dict({"kl": torch.zeros(len(data))})
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, reads=SEQUENCES)
     def values(self, data: DataProto) -> DataProto:
         return DataProto.from_dict({"values": self._per_token(data, "input_ids", "attention_mask")})
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, reads=["input_ids"])
     def scores(self, data: DataProto) -> DataProto:
         self._per_token(data, "input_ids")
         return DataProto.from_dict({"scores": torch.ones(len(data))})
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC, reads=[*SEQUENCES, "values", "advantages"])
     def update_critic(self, data: DataProto) -> float:
         self._per_token(data, "input_ids", "attention_mask", "values", "advantages")
         return 0.5
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC, reads=[*SEQUENCES, "log_probs", "advantages"])
     def update_actor(self, data: DataProto) -> float:
         self._per_token(data, "input_ids", "attention_mask", "log_probs", "advantages")
         return 0.5
@@ -69,22 +69,37 @@ class StepWorker(Worker):
         return step
 
 
-@dataclass(frozen=True)
 class GroupStep:
-    """The step with a group: what a ported trainer looks like."""
+    """The step with a group: what a ported trainer looks like.
 
-    group: Any
-    prompts: DataProto
+    Args:
+        group: from `group_of`.
+        prompts: from `prompts_of`.
+        width: tokens a row.
+        writable: whether workers read copies of their own, or views.
+    """
+
+    def __init__(self, group: Any, prompts: DataProto, width: int, writable: bool) -> None:
+        self.group, self.prompts, self.width = group, prompts, width
+        names = ["generate", "log_probs", "reference", "values", "scores", "update_critic", "update_actor"]
+        self.calls = [getattr(group, name).options(read_only=not writable) for name in names]
 
     def __call__(self) -> float:
         group, batch = self.group, self.prompts
-        batch = batch.select().union(group.generate(batch))
-        for call in (group.log_probs, group.reference, group.values, group.scores):
+        generate, *makers, update_critic, update_actor = self.calls
+        batch = batch.select().union(generate(batch))
+        for call in makers:
             batch.union(call(batch))
-        # Chunk by chunk, as the column that is made is all that the driver has to hold.
-        parts = [part.tensor("scores")[:, None] - part.tensor("values") for part in batch.chunk(4)]
-        batch.union(group.put(DataProto.from_dict({"advantages": torch.cat(parts)})))
-        losses = [*group.update_critic(batch), *group.update_actor(batch)]
+        # Chunk by chunk, as the column that is made is all that the driver has to hold; and by numpy, as in
+        # the other step, for torch's threads wait for each other while the workers have the cores.
+        advantages = np.empty((len(batch), self.width), np.float32)
+        start = 0
+        for part in batch.chunk(4):
+            scores, values = (part.tensor(key).numpy() for key in ("scores", "values"))
+            np.subtract(scores[:, None], values, out=advantages[start : start + len(part)])
+            start += len(part)
+        batch.union(group.put(DataProto.from_dict({"advantages": torch.from_numpy(advantages)})))
+        losses = [*update_critic(batch), *update_actor(batch)]
         group.save(1)
         return float(sum(losses))
 

@@ -67,6 +67,13 @@ class TestRemote(SharedGroups):
         group.narrowed(made)
         assert made.equals(wide_batch(8))
 
+    def test_a_read_only_method_reads_and_is_told_of_a_write(self, group: Any, made: Any) -> None:
+        assert ids_of(group.narrowed_over_pairs.options(read_only=True)(made)) == list(range(8))
+        with pytest.raises(WorkerGroupError, match="read-only") as caught:
+            group.narrowed.options(read_only=True)(made)
+        assert "'wide'" in str(caught.value)
+        assert caught.value.failed_ranks == [0, 1, 2, 3]
+
     def test_padding_and_balance_are_undone(self, group: Any, made: Any) -> None:
         assert ids_of(group.narrowed.options(auto_padding=True)(made[:5])) == list(range(5))
         assert ids_of(group.narrowed.options(balance="i")(made)) == list(range(8))

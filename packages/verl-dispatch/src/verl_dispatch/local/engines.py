@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from types import CoroutineType
 from typing import Any, TypeAlias
 
-from verl_protocol.wire.guard import check_unwritten, watch
+from verl_protocol.wire.guard import check_unwritten, sharing_reads, watch
 
 from verl_dispatch.errors import NotPicklableError
 from verl_dispatch.local.call import LocalCall
@@ -284,9 +284,10 @@ class LocalRank:
         token = SITE.set(self._site)
         try:
             function = self._method(method, role)
-            value = (function if seen is None else seen.of(function))(*args, **kwargs)
-            if type(value) is CoroutineType:
-                value = self._run_coroutine(value)
+            with sharing_reads(read_only is not None):
+                value = (function if seen is None else seen.of(function))(*args, **kwargs)
+                if type(value) is CoroutineType:
+                    value = self._run_coroutine(value)
         finally:
             SITE.reset(token)
             if seen is not None and sent is not None:

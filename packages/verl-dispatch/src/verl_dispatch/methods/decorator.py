@@ -181,7 +181,7 @@ def register(
         reads: the columns that the method gets of each batch among its arguments, as if `select`ed: names, or
             name -> dtype, `(dtype, row shape)` or None; a name that ends in "?" is of a column that may be
             missing. What differs from batch to batch is said by parameter: parameter -> such columns. Others
-            are not sent; `meta_info` always is.
+            are not sent; `meta_info` always is. Remote ones are read in one round before the method begins.
         writes: the columns that the method's batch has, which is checked before it is sent: as `reads`.
 
     Raises:
@@ -366,7 +366,7 @@ def _wrapped(function: Callable[..., Any], options: RegisterOptions) -> Callable
 
 
 def _chosen(reads: Reads, worker: Any, /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-    args, kwargs = reads.chosen(args, kwargs)
+    args, kwargs = reads.chosen(args, kwargs, fetches=True)
     return (worker, *args), kwargs
 
 

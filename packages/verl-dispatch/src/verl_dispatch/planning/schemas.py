@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, cast
 
 import numpy as np
 from verl_protocol.errors import InvalidTypeError, SchemaError, short
+from verl_protocol.futures.any_batch import is_proto
 
 from verl_dispatch.errors import InvalidModeError, kind_of
 from verl_dispatch.planning import batches
@@ -193,12 +194,18 @@ class Reads:
         )
 
     def chosen(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], known: dict[tuple[int, int], Any] | None = None
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        known: dict[tuple[int, int], Any] | None = None,
+        *,
+        fetches: bool = False,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, of whose batches only these columns are left; futures are left as they are.
 
         Args:
             known: `id` of columns and of a batch -> what became of it in another call.
+            fetches: whether remote columns are read now, all of a batch in one round.
 
         Raises:
             SchemaError: a column is missing, or not as declared.
@@ -206,17 +213,21 @@ class Reads:
         known = {} if known is None else known
         names = [*self.labels.parameters[: len(args)], *[_EVERY] * (len(args) - len(self.labels.parameters))]
         places = zip(args, names, map(self.labels.positional, range(len(args))), strict=True)
-        positional = [self._chosen(*place, known) for place in places]
+        positional = [self._chosen(*place, known, fetches) for place in places]
         return tuple(positional), {
-            name: self._chosen(value, name, self.labels.keyword(name), known)
+            name: self._chosen(value, name, self.labels.keyword(name), known, fetches)
             for name, value in kwargs.items()
         }
 
-    def _chosen(self, value: Any, name: str, label: str, known: dict[tuple[int, int], Any]) -> Any:
+    def _chosen(
+        self, value: Any, name: str, label: str, known: dict[tuple[int, int], Any], fetches: bool
+    ) -> Any:
         schema = self.schemas.get(name, self.schemas.get(_EVERY))
         if schema is None or not batches.is_batch(value):
             return value
         key = (id(schema), id(value))
         if key not in known:
             known[key] = schema.chosen(value, label)
+            if fetches and is_proto(known[key]):
+                known[key].fetch()
         return known[key]

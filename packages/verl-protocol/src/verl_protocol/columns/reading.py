@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,19 @@ class InProcessStore:
         return [piece.ref.columns for piece in pieces]
 
 
+_watch: ContextVar[Callable[[Any], object] | None] = ContextVar("verl_protocol_watch", default=None)
+
+
+@contextmanager
+def reading_views(watch: Callable[[Any], object]) -> Iterator[None]:
+    """What is read here may lie in the memory of the store; `watch` gets it, a dict of columns by key."""
+    token = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
+
+
 def read(column: Any, key: str = "a column", beside: Iterable[Any] = ()) -> Any:
     """The rows of a column, here; see `read_all`."""
     return read_all({key: column}, beside)[key]
@@ -42,7 +57,7 @@ def read(column: Any, key: str = "a column", beside: Iterable[Any] = ()) -> Any:
 def read_all(columns: Mapping[str, Any], beside: Iterable[Any] = ()) -> dict[str, Any]:
     """The rows of all columns, here, with one fetch from each store; no column is read twice.
 
-    What is given is private: writes reach neither the store nor another reader.
+    What is given is private: writes reach neither the store nor another reader, but in `reading_views`.
 
     Args:
         columns: what is read.
@@ -125,8 +140,13 @@ def _assembled(
     whole = parts[0] if len(parts) == 1 else ops.concat_all(parts)
     rows = model.rows if isinstance(model.rows, range) else torch.from_numpy(model.rows)
     taken = ops.take_all(whole, rows)
-    is_view = len(parts) == 1 and isinstance(model.rows, range)
-    made = ops.concat_all([taken]) if is_view else taken
+    made, watch = taken, _watch.get()
+    if len(parts) == 1 and isinstance(model.rows, range):
+        # Tensors made under inference mode count no writes, so nothing could be noticed.
+        if watch is None or any(torch.is_tensor(each) and each.is_inference() for each in taken.values()):
+            made = ops.concat_all([taken])
+        else:
+            watch(made)
     for key, column in made.items():
         device = columns[key].form.device
         if isinstance(column, np.ndarray):

@@ -7,7 +7,9 @@ are not counted.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -63,6 +65,18 @@ def _tensors(value: object, made: Sequence[torch.Tensor] | None) -> Iterator[tup
                 # Behind the last of them may lie thousands of objects without any tensor.
                 if not sought:
                     return
+
+
+@contextmanager
+def sharing_reads(shared: bool) -> Iterator[None]:
+    """If `shared`, remote columns that are read here may be views of their store, watched for writes."""
+    if not shared or "torch" not in sys.modules:
+        yield
+        return
+    from verl_protocol.columns.reading import reading_views
+
+    with reading_views(watch):
+        yield
 
 
 def check_unwritten(value: object) -> None:

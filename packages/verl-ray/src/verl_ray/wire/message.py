@@ -18,9 +18,9 @@ from verl_protocol import DataProtoFuture
 from verl_protocol.columns.travel import MOST_OBJECTS
 from verl_protocol.columns.walk import Replacer
 from verl_protocol.futures.any_batch import is_proto
-from verl_protocol.wire import check_unwritten, dumps, pack
+from verl_protocol.wire import Pickled, check_unwritten, dumps, pack
 
-from verl_ray.wire.refs import CloudPickler, PicklerAhead, references_met
+from verl_ray.wire.refs import CloudPickler, PicklerAhead, references_met, with_references
 from verl_ray.wire.sealed import Sealed, SealedFuture, opened, opened_batch
 
 if TYPE_CHECKING:
@@ -249,10 +249,23 @@ def packed(value: Any, readers: Readers) -> Any:
 
 
 def pickled(value: Any, readers: Readers) -> Any:
-    """`packed`, and pickled already where it may be: what cannot be pickled shows before anything is sent."""
+    """`packed`, and pickled already: what cannot be pickled shows before anything is sent."""
     with references_met() as met:
         made = pack(value, readers=readers, pickler=PicklerAhead, references=True).pickled()
-    return packed(value, readers) if met else made
+    return _PickledBeside(met, made) if met else made
+
+
+class _PickledBeside:
+    """A value that is pickled but for the references in it, which Ray pickles; what is read is the value."""
+
+    __slots__ = ("_met", "_pickled")
+
+    def __init__(self, met: list[Any], made: Pickled) -> None:
+        self._met, self._pickled = met, made
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        read, arguments = self._pickled.__reduce_ex__(protocol)
+        return with_references, (self._met, read, *arguments)
 
 
 def _num_rows(value: Any) -> int:

@@ -27,13 +27,14 @@ __all__ = [
     "no_connection",
     "references_met",
     "transport_of",
+    "with_references",
 ]
 
 CloudPickler: Any = cloudpickle.CloudPickler  # pyright: ignore[reportPrivateImportUsage]
 """Ray's pickler, which Ray leaves untyped."""
 
 
-_met: ContextVar[list[Any]] = ContextVar("verl_ray_references_met")
+_beside: ContextVar[list[Any]] = ContextVar("verl_ray_references_beside")
 
 
 class PicklerAhead(CloudPickler):  # type: ignore[misc]
@@ -42,20 +43,42 @@ class PicklerAhead(CloudPickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         """As in Ray's pickler, which asks this about every object."""
         if isinstance(obj, (ray.ObjectRef, ActorHandle)):
-            _met.get().append(obj)
-            return type(None), ()
+            met = _beside.get()
+            met.append(obj)
+            return _reference, (len(met) - 1,)
         return super().reducer_override(obj)
 
 
 @contextmanager
 def references_met() -> Iterator[list[Any]]:
-    """The references and handles that are pickled here: they count only where Ray itself pickles them."""
+    """Fills with the references and handles that are pickled here.
+
+    They count only where Ray itself pickles them, so they have to go beside the pickle: see
+    `with_references`.
+    """
     met: list[Any] = []
-    token = _met.set(met)
-    try:
+    with _references_beside(met):
         yield met
+
+
+def with_references(refs: list[Any], read: Callable[..., Any], *pickle: Any) -> Any:
+    """What `read` makes of a pickle, given the references that were met in it."""
+    with _references_beside(refs):
+        return read(*pickle)
+
+
+@contextmanager
+def _references_beside(refs: list[Any]) -> Iterator[None]:
+    token = _beside.set(refs)
+    try:
+        yield
     finally:
-        _met.reset(token)
+        _beside.reset(token)
+
+
+def _reference(index: int) -> Any:
+    """The reference of this index beside the pickle that is being read."""
+    return _beside.get()[index]
 
 
 def transport_of(ref: Any) -> str | None:

@@ -31,6 +31,7 @@ from verl_dispatch.workers.observed import Observation, Recorder, RecordWhen
 from verl_dispatch.workers.rank import RankInfo
 from verl_dispatch.workers.roles import ColocatedWorker
 from verl_dispatch.workers.site import WorkerSite, building
+from verl_protocol.wire.guard import sharing_reads
 
 from verl_ray._clock import IMPORTED_AT
 from verl_ray.pools.devices import accelerator_named, hidden_masks, is_noset, settle_masks, visible_index
@@ -276,8 +277,8 @@ def runner(
 
     def opened(
         worker: Any, message: Message, refs: tuple[Any, ...]
-    ) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-        """The call, and what makes of its value what Ray shall carry."""
+    ) -> tuple[Callable[[], Any], bool, Callable[[Any], Any]]:
+        """The call, whether it shares what it reads, and what makes of its value what Ray shall carry."""
         seen = Observation(worker._verl_recorder, role)
         args, kwargs, answer = open_message(message, refs)
         is_watched = answer.timed or worker._verl_recorder is not None
@@ -290,19 +291,19 @@ def runner(
                 return prepared
             return (*prepared, seen.stamps) if answer.with_rows or answer.remote else (prepared, seen.stamps)
 
-        return partial(function, *args, **kwargs), finish
+        return partial(function, *args, **kwargs), answer.guarded, finish
 
     def run(self: Any, message: Message = None, /, *refs: Any) -> Any:
-        call, finish = opened(self, message, refs)
-        with self._verl_user_code():
+        call, shared, finish = opened(self, message, refs)
+        with self._verl_user_code(), sharing_reads(shared):
             value = call()
             if inspect.iscoroutine(value):
                 value = self._verl_loop.run(value)
         return finish(value)
 
     async def run_interleaved(self: Any, message: Message = None, /, *refs: Any) -> Any:
-        call, finish = opened(self, message, refs)
-        with leaving_ends_the_process():
+        call, shared, finish = opened(self, message, refs)
+        with leaving_ends_the_process(), sharing_reads(shared):
             value = call()
             if inspect.iscoroutine(value):
                 value = await value
