@@ -28,8 +28,9 @@ pytestmark = [
 SMALL = (
     "--backend local --answers-per-step 16 --answers-per-update 8 --answers-per-question 4 "
     "--answers-per-pass 5 --max-answer-tokens 4 --warm-up-steps 2 --warm-up-questions 6 "
-    "--evaluate-every 2 --checkpoint-every 1"
+    "--evaluate-every 2 --checkpoint-every 1 --reward operator:gt"
 )
+"""The reward says of any answer something to learn from: whether its text stands behind the expected one."""
 
 
 @pytest.fixture
@@ -103,6 +104,7 @@ def test_resuming_gives_the_numbers_and_weights_of_an_unbroken_run(
     assert main([*small, *options, "--steps", "3", "--out", str(broken)]) == 0
     _end_before(broken, "step-000003")
     assert main([*small, *options, "--steps", "4", "--out", str(broken), "--resume"]) == 0
+    assert _metrics(whole)[-1]["kl"] > 1e-4, "it learns"
     assert _same(whole, broken)
 
 

@@ -120,7 +120,7 @@ def test_published_program_learns() -> None:
 
 SMALL_GRPO = (
     "--workers 2 --rollout separate --one-step-off --answers-per-step 16 --answers-per-update 8 "
-    "--answers-per-question 4 --max-answer-tokens 4 --evaluate-every 2"
+    "--answers-per-question 4 --max-answer-tokens 4 --evaluate-every 2 --reward operator:gt"
 )
 
 
@@ -148,6 +148,7 @@ def test_a_resumed_run_of_shards_with_a_rollout_a_step_ahead_gives_the_numbers_o
         shutil.rmtree(broken / "checkpoints" / later)
     shutil.rmtree(broken / "model")
     assert grpo([*small, *files, "--out", str(broken), "--resume"]) == 0
+    assert _untimed(whole)[-1]["kl"] > 1e-4, "it learns"
     assert _untimed(broken) == _untimed(whole)
     weights = "model/model.safetensors"
     assert (broken / weights).read_bytes() == (whole / weights).read_bytes()

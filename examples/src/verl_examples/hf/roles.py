@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_dispatch import ClassWithInitArgs, LocalWorkerGroup, WorkerGroup
+from verl_dispatch import ClassWithInitArgs, LocalWorkerGroup, WorkerGroup, WorkerGroupError
 from verl_dispatch.workers.roles import create_colocated_worker_raw_cls
 
 from verl_examples.hf.settings import Settings
@@ -46,7 +46,14 @@ class Roles:
         return self.actor.trace(path, also=[role for role in others if role is not None])
 
     def lost_any(self) -> bool:
-        """Whether a process died, or hangs where the others have failed."""
+        """Whether a process died, or hangs where the others have failed.
+
+        The error at hand does not tell: it may be that of another rank or group, which waited for what died.
+        Calling every process does.
+        """
+        for group in self.groups:
+            with suppress(WorkerGroupError):
+                group.execute_all_sync("env_keys")
         return not all(group.is_usable for group in self.groups)
 
     def restart(self) -> None:
