@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pickle
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray.cloudpickle as cloudpickle
+from ray.exceptions import OutOfDiskError, RayTaskError
 from verl_ray import errors
+from verl_ray.wire import store
 
 ERRORS: list[Exception] = [
     errors.AcceleratorNotOffered("TPU", ["CPU"], 5),
@@ -58,3 +61,11 @@ def test_every_error_is_in_the_list() -> None:
     public = [getattr(errors, name) for name in errors.__all__]
     mine = {each for each in public if isinstance(each, type) and each.__module__ == "verl_ray.errors"}
     assert mine <= {type(error) for error in ERRORS}
+
+
+def test_columns_that_found_no_room_say_so_and_not_who_made_them() -> None:
+    full = OutOfDiskError("Local disk is full\nThe object cannot be created")
+    failed: Any = RayTaskError  # Ray leaves it untyped
+    piece: Any = SimpleNamespace(ref=SimpleNamespace(hex=lambda: "ab"), origin=("makers", "make", 1, 0))
+    told = store._lost([piece], "wide", failed("make", "Traceback", full).as_instanceof_cause())
+    assert re.search(r"no longer there: OutOfDiskError: Local disk is full; rank 1 .* made them", str(told))

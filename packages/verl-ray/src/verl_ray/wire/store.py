@@ -96,8 +96,10 @@ def _can_be_reached(port: tuple[str, int] | None) -> bool:
 def _lost(pieces: Sequence[Piece], columns: str, error: RayError) -> ColumnsLost:
     ref = getattr(error, "object_ref_hex", None)
     piece = next((piece for piece in pieces if piece.ref.hex() == ref), pieces[0])
-    said = str(error).partition("\n")[0].partition(". ")[0]
-    return ColumnsLost(columns, f"{type(error).__name__}: {said}", *_maker(piece))
+    # What the worker ran into, such as a full disk; the error around it begins with who the worker was.
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    said = str(cause).partition("\n")[0].partition(". ")[0]
+    return ColumnsLost(columns, f"{type(cause).__name__}: {said}", *_maker(piece))
 
 
 def _maker(piece: Piece) -> tuple[Any, ...]:
