@@ -13,7 +13,6 @@ from typing import (
     Annotated,
     Any,
     TypedDict,
-    TypeVar,
     Union,
     Unpack,
     cast,
@@ -34,22 +33,12 @@ from verl_dispatch.planning.schemas import Reads, Schema
 
 if TYPE_CHECKING:
     from verl_dispatch import modes
-    from verl_dispatch.methods.static import (
-        MB,
-        BatchDecorator,
-        Blocking,
-        Decorator,
-        M,
-        MeshDecorator,
-        RefusedPair,
-    )
+    from verl_dispatch.methods import static
     from verl_dispatch.planning.schemas import Columns, ReadsBy
 
 
 MAGIC_ATTR = "__verl_dispatch__"
 _OPTIONS_ATTR = "__verl_dispatch_options__"
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +81,7 @@ def register(  # type: ignore[overload-overlap]
     blocking: bool = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
-) -> RefusedPair: ...
+) -> static.RefusedPair: ...
 @overload
 def register(  # type: ignore[overload-overlap]
     dispatch_mode: modes.RankZero,
@@ -100,16 +89,16 @@ def register(  # type: ignore[overload-overlap]
     blocking: bool = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
-) -> RefusedPair: ...
+) -> static.RefusedPair: ...
 @overload
 def register(
     dispatch_mode: modes.WholeMode = ...,
     *,
     execute_mode: modes.ExecuteRankZero,
-    blocking: Blocking = ...,
+    blocking: static.Blocking = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
-) -> Decorator[modes.RankZero, Blocking]: ...
+) -> static.Decorator[modes.RankZero, static.Blocking]: ...
 @overload
 def register(
     dispatch_mode: modes.OneToAll,
@@ -117,31 +106,31 @@ def register(
     blocking: bool = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
-) -> Decorator[modes.SomeRanks, Any]: ...
+) -> static.Decorator[modes.SomeRanks, Any]: ...
 @overload
 def register(  # type: ignore[overload-overlap]
     dispatch_mode: modes.NdBatches,
     execute_mode: modes.ExecuteAll = ...,
-    blocking: Blocking = ...,
+    blocking: static.Blocking = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
-) -> MeshDecorator[Blocking]: ...
+) -> static.MeshDecorator[static.Blocking]: ...
 @overload
 def register(  # type: ignore[overload-overlap]
-    dispatch_mode: MB,
+    dispatch_mode: static.MB,
     execute_mode: modes.ExecuteAll = ...,
-    blocking: Blocking = ...,
+    blocking: static.Blocking = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
-) -> BatchDecorator[MB, Blocking]: ...
+) -> static.BatchDecorator[static.MB, static.Blocking]: ...
 @overload
 def register(
-    dispatch_mode: M = ...,
+    dispatch_mode: static.M = ...,
     execute_mode: modes.ExecuteAll = ...,
-    blocking: Blocking = ...,
+    blocking: static.Blocking = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
-) -> Decorator[M, Blocking]: ...
+) -> static.Decorator[static.M, static.Blocking]: ...
 @overload
 def register(
     dispatch_mode: registry.DispatchMode = ...,
@@ -149,7 +138,7 @@ def register(
     blocking: bool = ...,
     materialize_futures: bool = ...,
     **more: Unpack[FurtherOptions],
-) -> Decorator[Dispatch, Any]: ...
+) -> static.Decorator[Dispatch, Any]: ...
 def register(
     dispatch_mode: registry.DispatchMode = Dispatch.ALL_TO_ALL,
     execute_mode: Execute = Execute.ALL,
@@ -218,7 +207,7 @@ def register(
     if reads is not None or writes is not None:
         _check_takes_batches(dispatch_mode, materialize_futures=materialize_futures or reads is None)
 
-    def decorate(function: F) -> F:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         _check_function(function)
         if registry.spec_of(dispatch_mode).collector is BatchCollector:
             _check_answers_batch(function, f"its mode {registry.mode_name(dispatch_mode)} joins batches")
@@ -232,7 +221,7 @@ def register(
         _say_self(wrapper)
         setattr(wrapper, MAGIC_ATTR, marks)
         setattr(wrapper, _OPTIONS_ATTR, options)
-        return cast(F, wrapper)
+        return wrapper
 
     return decorate
 
