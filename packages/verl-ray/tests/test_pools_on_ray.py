@@ -18,6 +18,7 @@ from verl_ray.pools.pool import (
     extract_pg_from_exist,
     merge_resource_pool,
 )
+from verl_ray.wire.message import packed
 
 Resources = Callable[[], dict[str, float]]
 
@@ -133,6 +134,8 @@ def test_an_exact_name_can_be_attached_to_and_a_clash_names_the_owner() -> None:
         assert other.slots() == one.slots()
         other.shutdown()
         assert one.slots()
+        with pytest.raises(ValueError, match=r"pgs is \[1, 1\], expected groups .*, each once"):
+            RayResourcePool([1, 1], use_gpu=False).pgs = groups * 2
 
 
 def test_split_parts_are_views_over_the_parents_slots() -> None:
@@ -233,10 +236,12 @@ def test_gpu_slots_follow_the_device_ids() -> None:
 
 def test_a_pool_pickles_as_a_view_that_frees_nothing() -> None:
     with RayResourcePool([2], use_gpu=False, max_colocate_count=2) as pool:
-        copy = pickle.loads(pickle.dumps(pool))
-        assert (copy.slots(), copy.spec, copy.store) == (pool.slots(), pool.spec, pool.store)
-        copy.shutdown()
-        assert pool.slots()
+        # Also as an argument of a worker's method.
+        for sent in (pool, packed(pool, "one")):
+            copy = pickle.loads(pickle.dumps(sent))
+            assert (copy.slots(), copy.spec, copy.store) == (pool.slots(), pool.spec, pool.store)
+            copy.shutdown()
+            assert pool.slots()
 
 
 def test_groups_of_existing_pools_are_chosen_by_size_from_the_named_pools_alone() -> None:

@@ -23,7 +23,7 @@ from verl_protocol import DataProto, DataProtoFuture
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl_ray.calls.packing import Packer, is_worth_storing
 from verl_ray.group import launch
-from verl_ray.wire.message import ONE_READER, Answer, Slot, open_message, prepare_answer
+from verl_ray.wire.message import ONE_READER, Answer, Slot, open_message, packed, prepare_answer
 from verl_ray.worker.actor import ANY_METHOD, create_colocated_worker_cls, derive_actor_class, routes_of
 from verl_ray.worker.host import Assignment, Host, WorkerReport, startup_times
 
@@ -237,6 +237,14 @@ def test_answers_come_as_asked() -> None:
             pickle.dumps(prepare_answer([threading.Lock()], answer, "say"))
     with pytest.raises(TypeError, match="the answer of method 'say' cannot be pickled"):
         pickle.dumps(prepare_answer([threading.Lock()], Answer(with_rows=True), "say")[0])
+
+
+def test_methods_of_our_classes_travel_by_name() -> None:
+    batch = DataProto.from_dict(tensors={"i": torch.arange(3)})
+    made, joined, counted = pickle.loads(
+        pickle.dumps(packed([DataProto.from_dict, DataProto.concat, batch.__len__], "one"))
+    )
+    assert (made, joined, counted()) == (DataProto.from_dict, DataProto.concat, 3)
 
 
 def test_the_slowest_rank_is_the_one_ready_last() -> None:

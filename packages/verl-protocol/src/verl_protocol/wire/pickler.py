@@ -42,6 +42,8 @@ def asking_pickler(base: type[pickle.Pickler]) -> type[pickle.Pickler]:
             elif (obj.__module__ or "").startswith(_OURS) and "<" not in obj.__qualname__:
                 # By name, as every pickler does it: cloudpickle takes long to come to that, and half of
                 # what a message asks about are functions that read it.
+                if type(obj) is MethodType:
+                    return getattr, (obj.__self__, obj.__name__)
                 return NotImplemented
             return NotImplemented if fallback is None else fallback(self, obj)
 

@@ -179,18 +179,15 @@ def unify_masks(masks: Mapping[str, str]) -> dict[str, str]:
     """
     rest = {name: value for name, value in masks.items() if name not in (_CUDA, _HIP, _ROCR)}
     said = {name: masks[name] for name in (_HIP, _CUDA, _ROCR) if name in masks}
+    advice = ""
     if _ROCR in said and len(said) > 1:
-        raise _masks_disagree(
-            said, f"{_ROCR} renumbers the devices that the other mask selects from; unset it"
-        )
-    if len(set(said.values())) > 1:
-        raise _masks_disagree(said, "set one of them, or both to the same value")
+        advice = f"{_ROCR} renumbers the devices that the other mask selects from; unset it"
+    elif len(set(said.values())) > 1:
+        advice = "set one of them, or both to the same value"
+    if advice:
+        table = ", ".join(f"{name}={value!r}" for name, value in said.items())
+        raise InvalidValueError(f"device masks disagree: {table}; {advice}")
     return rest | ({_CUDA: next(iter(said.values()))} if said else {})
-
-
-def _masks_disagree(masks: Mapping[str, str], advice: str) -> InvalidValueError:
-    table = ", ".join(f"{name}={value!r}" for name, value in masks.items())
-    return InvalidValueError(f"device masks disagree: {table}; {advice}")
 
 
 def settle_masks(environ: MutableMapping[str, str]) -> None:

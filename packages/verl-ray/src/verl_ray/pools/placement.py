@@ -68,7 +68,7 @@ def place(
     Raises:
         PlacementTimeout: not all could be reserved in time.
         AcceleratorNotOffered: no node has the resource.
-        PlacementNameTaken: a name exists already.
+        NameTakenError: a name exists already.
         InvalidValueError: this Ray knows no such kind of placement.
     """
     # The largest first: a small one that comes first may take the only node that is large enough.

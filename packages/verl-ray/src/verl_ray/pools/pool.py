@@ -18,7 +18,7 @@ from verl_protocol.errors import InvalidValueError, UnknownKeyError
 from verl_ray.errors import PoolAlreadyPlaced, PoolClosed, unusable
 from verl_ray.pools.cluster import alive_node_ids
 from verl_ray.pools.placement import in_rank_order
-from verl_ray.pools.reservation import Reservation
+from verl_ray.pools.reservation import Reservation, reserved_by_others
 from verl_ray.pools.shares import LEDGER, Share, demand_of_options
 from verl_ray.pools.slots import Slot
 from verl_ray.pools.spec import PoolSpec, checked_accelerator, checked_cpus, checked_labels, checked_shares
@@ -230,9 +230,9 @@ class RayResourcePool(ResourcePool, _FreedAtTheEnd):
         fit = all(g.bundle_count >= s for g, s in zip(groups, sizes, strict=False))
         if not fit or not len(groups) == len(set(groups)) == len(sizes):
             given = [group.bundle_count for group in groups]
-            raise unusable("pgs", given, f"groups of at least {sizes} bundles")
+            raise unusable("pgs", given, f"groups of at least {sizes} bundles, each once")
         adopted = in_rank_order(groups, sizes)
-        self._set_up(self.name_prefix, Reservation.of_others(self.name_prefix, self.spec, adopted))
+        self._set_up(self.name_prefix, reserved_by_others(self.name_prefix, self.spec, adopted))
 
     def _reserve(self, strategy: str | None, name: str | None, device_name: str | None) -> None:
         if self.closed:

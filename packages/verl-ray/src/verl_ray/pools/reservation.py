@@ -51,23 +51,10 @@ class Reservation:
         self._owned = False
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
-    @classmethod
-    def of_others(
-        cls,
-        pool: str,
-        spec: PoolSpec,
-        groups: Mapping[PlacementGroup, int],
-        slots: tuple[Slot, ...] | None = None,
-    ) -> Reservation:
-        """So many of the first bundles of each of these placement groups, which come in rank order."""
-        made = cls(pool, spec, list(groups.values()))
-        made._groups, made._slots, made._cluster = dict(groups), slots, connection()
-        return made
-
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process may use the slots, never free them; its groups are counted there.
         slots = self.slots()
-        return Reservation.of_others, (self.pool, self.spec, self._groups, slots)
+        return reserved_by_others, (self.pool, self.spec, self._groups, slots)
 
     @property
     def placed(self) -> bool:
@@ -226,6 +213,15 @@ class Reservation:
             here = self._owned and self._cluster == connection()
         if here:
             release(groups)
+
+
+def reserved_by_others(
+    pool: str, spec: PoolSpec, groups: Mapping[PlacementGroup, int], slots: tuple[Slot, ...] | None = None
+) -> Reservation:
+    """So many of the first bundles of each of these placement groups, which come in rank order."""
+    made = Reservation(pool, spec, list(groups.values()))
+    made._groups, made._slots, made._cluster = dict(groups), slots, connection()
+    return made
 
 
 def _release_later(groups: list[PlacementGroup]) -> None:
