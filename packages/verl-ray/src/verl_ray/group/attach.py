@@ -15,7 +15,7 @@ from verl_protocol.errors import InvalidTypeError, short
 from verl_ray.calls.futures import AnswerPart, fetch_answers
 from verl_ray.errors import AttachError, unusable
 from verl_ray.group.launch import end, spec_again
-from verl_ray.group.worker_set import WorkerSet
+from verl_ray.group.worker_set import WorkerSet, attached
 from verl_ray.pools.cluster import ensure_ray_started, placement_groups_of
 from verl_ray.pools.placement import release
 from verl_ray.worker.actor import RayClassWithInitArgs
@@ -44,7 +44,7 @@ def attach(
     if not handles:
         raise AttachError("worker_handles is empty", "give at least one")
     reports = _reports(handles, [f"worker_handles[{index}]" for index in range(len(handles))], timeout_s)
-    return WorkerSet.attached(group, handles, [f"{group}_{index}" for index in range(len(handles))], reports)
+    return attached(group, handles, [f"{group}_{index}" for index in range(len(handles))], reports)
 
 
 def _attach_by_name(
@@ -61,7 +61,7 @@ def _attach_by_name(
     _check_ranks(reports, names)
     order = sorted(range(len(names)), key=lambda index: reports[index].assignment.rank_info.rank)
     origin = reports[0].assignment.origin
-    return WorkerSet.attached(
+    return attached(
         group,
         [handles[i] for i in order],
         [names[i] for i in order],

@@ -29,7 +29,7 @@ from verl_ray.errors import unusable
 from verl_ray.group.attach import attach
 from verl_ray.group.executor import Executor
 from verl_ray.group.launch import LaunchSpec, runtime_env_of
-from verl_ray.group.worker_set import Death, Watch, WorkerSet
+from verl_ray.group.worker_set import Death, Watch, WorkerSet, attached
 from verl_ray.pools.pool import RayResourcePool
 from verl_ray.wire.message import check_picklable
 from verl_ray.wire.store import RAY_STORE
@@ -308,9 +308,8 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         return roles_of(self._template.user_class)
 
     def _view(self, role: str, cls: type) -> Self:
-        view = _group_on(type(self), self._worker_set, self._template, role)
-        view.resource_pool, view.name_prefix = self.resource_pool, self.name_prefix
-        view.is_detached, view.answers_stay_remote = self.is_detached, self.answers_stay_remote
+        facts = {"resource_pool": self.resource_pool, "is_detached": self.is_detached}
+        view = _group_on(type(self), self._worker_set, self._template, role, self._facts() | facts)
         view._observers += [each for each in self._observers if isinstance(each, CallMetrics)]
         return view
 
@@ -318,8 +317,10 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         """As a group that is attached to the same workers, and does not own them; see `from_detached`."""
         bare: Any = copy.copy(self._template)
         bare.args, bare.kwargs = (), {}
-        facts = {"name_prefix": self.name_prefix, "answers_stay_remote": self.answers_stay_remote}
-        return _attached, (type(self), self._worker_set.attachment(), bare, self._role, facts)
+        return _attached, (type(self), self._worker_set.attachment(), bare, self._role, self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        return {"name_prefix": self.name_prefix, "answers_stay_remote": self.answers_stay_remote}
 
     if TYPE_CHECKING:
         # As in the base, with the types of this backend: of an answer to come, and of the group itself.
@@ -417,28 +418,25 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
 
 
 def _group_on(
-    kind: type[AnyGroup], worker_set: WorkerSet, template: RayClassWithInitArgs[Any], role: str | None
+    kind: type[AnyGroup],
+    worker_set: WorkerSet,
+    template: RayClassWithInitArgs[Any],
+    role: str | None,
+    facts: Mapping[str, Any],
 ) -> AnyGroup:
     """A group that neither starts nor owns its workers, or the view of one role of theirs."""
     group = kind.__new__(kind)
     WorkerGroup.__init__(group, None)
     group._template, group._role = template, role
     group.is_detached, group._on_restart = False, None
+    vars(group).update(facts)
     group._adopt(worker_set, template.user_class, role)
     return group
 
 
-def _attached(
-    kind: type[AnyGroup],
-    attachment: tuple[Any, ...],
-    template: RayClassWithInitArgs[Any],
-    role: str | None,
-    facts: Mapping[str, Any],
-) -> AnyGroup:
-    """What a pickled group is read back as."""
-    group = _group_on(kind, WorkerSet.attached(*attachment), template, role)
-    vars(group).update(facts)
-    return group
+def _attached(kind: type[AnyGroup], attachment: tuple[Any, ...], *group: Any) -> AnyGroup:
+    """What a pickled or copied group is read back as."""
+    return _group_on(kind, attached(*attachment), *group)
 
 
 def _no_template(given: object, unknown: Mapping[str, object]) -> InvalidValueError:

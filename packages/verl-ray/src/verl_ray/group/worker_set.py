@@ -66,25 +66,6 @@ class WorkerSet:
         self._state = threading.Lock()
         self.sending: threading.Lock = threading.Lock()
 
-    @classmethod
-    def attached(
-        cls,
-        name: str,
-        handles: Sequence[Any],
-        names: Sequence[str],
-        reports: Sequence[WorkerReport],
-        generation: int = 0,
-        find_spec: Callable[[], LaunchSpec] | None = None,
-    ) -> WorkerSet:
-        """Workers that somebody else started; with `find_spec`, they may be restarted here."""
-        found = cls(name)
-        found._find_spec = find_spec
-        found._launches = 1 + max((report.assignment.launch for report in reports), default=0)
-        found.handles, found.names, found._reports = tuple(handles), tuple(names), dict(enumerate(reports))
-        found.generation = generation
-        remember(found, handles, generation)
-        return found
-
     def attachment(self) -> tuple[Any, ...]:
         """What `attached` needs, anywhere in the cluster, for workers of which others then know too."""
         self.check_usable("__reduce__")
@@ -325,6 +306,24 @@ class WorkerSet:
         if self._places is None:
             self._places = self._spec.find_places()
         return self._spec, self._places
+
+
+def attached(
+    name: str,
+    handles: Sequence[Any],
+    names: Sequence[str],
+    reports: Sequence[WorkerReport],
+    generation: int = 0,
+    find_spec: Callable[[], LaunchSpec] | None = None,
+) -> WorkerSet:
+    """Workers that somebody else started; with `find_spec`, they may be restarted here."""
+    found = WorkerSet(name)
+    found._find_spec = find_spec
+    found._launches = 1 + max((report.assignment.launch for report in reports), default=0)
+    found.handles, found.names, found._reports = tuple(handles), tuple(names), dict(enumerate(reports))
+    found.generation = generation
+    remember(found, handles, generation)
+    return found
 
 
 # --- Noticing that a worker died while nobody is calling it ------------------------------------------------

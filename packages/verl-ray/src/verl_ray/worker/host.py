@@ -431,26 +431,19 @@ def hidden_async_methods(cls: type) -> dict[str, Any]:
 
 
 def _stand_in(member: Any) -> Any:
-    """A member that does the same without looking like a coroutine function."""
+    """A member that does the same without looking like a coroutine function.
+
+    The worker's own code gets the coroutine to await; whoever calls by the actor's handle, the value.
+    """
     if isinstance(member, (staticmethod, classmethod)):
-        return type(member)(_forwarder(member.__func__))
-    return _method(member)
+        function: Any = member.__func__
+        forward: Any = functools.wraps(function)(lambda *args, **kwargs: function(*args, **kwargs))
+        kind: Any = type(member)
+        return kind(forward)
 
-
-def _forwarder(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return call
-
-
-def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The worker's own code gets the coroutine to await; whoever calls by the actor's handle, the value."""
-
-    @functools.wraps(function)
+    @functools.wraps(member)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        made = function(self, *args, **kwargs)
+        made = member(self, *args, **kwargs)
         called_by_ray = not self._verl_inside and threading.current_thread() is threading.main_thread()
         return self._verl_loop.run(made) if called_by_ray and inspect.iscoroutine(made) else made
 
