@@ -11,7 +11,7 @@ import pytest
 import ray
 from ray.util.placement_group import PlacementGroup
 from verl_ray.errors import AcceleratorNotOffered, PlacementTimeout, ResourceUnavailable
-from verl_ray.pools import placement
+from verl_ray.pools import cluster, placement
 from verl_ray.pools.cluster import PlacementProgress, placement_progress
 from verl_ray.pools.feasibility import Need
 from verl_ray.pools.placement import placement_options
@@ -112,7 +112,7 @@ def test_what_may_stay_taken_is_said(
     pool = RayResourcePool([1], use_gpu=False)
     (group,) = pool.get_placement_groups()
     monkeypatch.setattr(
-        placement, "placement_progress", lambda _: PlacementProgress("PREPARED", "NO_RESOURCES", 1)
+        cluster, "placement_progress", lambda _: PlacementProgress("PREPARED", "NO_RESOURCES", 1)
     )
     monkeypatch.setattr(placement, "_SETTLE_WITHIN_S", 0.1)
     pool.shutdown()
@@ -124,13 +124,13 @@ IN_ONE_DOMAIN = Need((2,), {"CPU": 1}, "PACK", topology_strategy={"ray.io/gpu-do
 
 
 def test_a_ray_without_an_option_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "placement_option_supported", lambda option: option != "topology_strategy")
+    monkeypatch.setattr(cluster, "placement_option_supported", lambda option: option != "topology_strategy")
     with pytest.raises(ValueError, match=f"ray {ray.__version__} .* topology_strategy="):
         placement_options(IN_ONE_DOMAIN, 2, "name", detached=False)
 
 
 def test_a_topology_takes_the_place_of_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "placement_option_supported", lambda option: True)
+    monkeypatch.setattr(cluster, "placement_option_supported", lambda option: True)
     options = placement_options(IN_ONE_DOMAIN, 2, "name", detached=False)
     assert options["topology_strategy"] == {"ray.io/node-id": "PACK", "ray.io/gpu-domain": "STRICT_PACK"}
     assert "strategy" not in options

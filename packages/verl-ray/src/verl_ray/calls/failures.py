@@ -8,19 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import ray
-from ray.exceptions import (
-    ActorPlacementGroupRemoved,
-    ActorUnschedulableError,
-    GetTimeoutError,
-    LocalRayletDiedError,
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    RayError,
-    RayTaskError,
-    WorkerCrashedError,
-)
+from ray import exceptions
 from verl_dispatch.errors import CallTimeout, WorkerFailure
 
 from verl_ray.worker.host import WorkerReport
@@ -29,15 +17,15 @@ E = TypeVar("E", bound=BaseException)
 
 
 _GONE = (
-    RayActorError,
-    WorkerCrashedError,
-    OutOfMemoryError,
-    NodeDiedError,
-    LocalRayletDiedError,
-    ActorPlacementGroupRemoved,
-    ActorUnschedulableError,
+    exceptions.RayActorError,
+    exceptions.WorkerCrashedError,
+    exceptions.OutOfMemoryError,
+    exceptions.NodeDiedError,
+    exceptions.LocalRayletDiedError,
+    exceptions.ActorPlacementGroupRemoved,
+    exceptions.ActorUnschedulableError,
     # An answer lies on the node of the worker that made it, until somebody fetches it.
-    ObjectLostError,
+    exceptions.ObjectLostError,
 )
 AN_EARLIER_CALL = "(an earlier call)"
 """Stands for the method that makes a result, where neither we nor Ray know it."""
@@ -67,7 +55,7 @@ def is_gone(error: BaseException) -> bool:
     A worker that waits for the result of another one, which is gone, raises that error itself: as what a task
     raised, it says nothing of the kind about the worker.
     """
-    return isinstance(error, _GONE) and not isinstance(error, RayTaskError)
+    return isinstance(error, _GONE) and not isinstance(error, exceptions.RayTaskError)
 
 
 # --- Who makes a result, and so is named by the failure of whoever was given it ----------------------------
@@ -164,11 +152,11 @@ def began_with(error: BaseException) -> tuple[Maker, BaseException] | None:
 
     Besides the worker, the error as it was there.
     """
-    if not isinstance(error, RayTaskError):
+    if not isinstance(error, exceptions.RayTaskError):
         return None
     cause: BaseException = error
     heads = _HEAD.findall(_ANSI.sub("", str(error)))
-    if isinstance(error.cause, RayActorError) and error.cause.actor_id:
+    if isinstance(error.cause, exceptions.RayActorError) and error.cause.actor_id:
         # Of an actor that died, Ray does not say in which method.
         maker, cause = maker_of_actor(error.cause.actor_id), error.cause
     elif len(heads) > 1:
@@ -183,7 +171,7 @@ def failure_of(ref: Any) -> Exception | None:
     """The error that is behind the reference by now, if one is."""
     try:
         ray.get(ref, timeout=0)
-    except GetTimeoutError:
+    except exceptions.GetTimeoutError:
         return None
     except Exception as error:  # whatever the worker raised
         return error
@@ -203,15 +191,15 @@ def describe_failures(
 
 
 def _describe(rank: int, error: BaseException, report: WorkerReport | None) -> WorkerFailure:
-    told = error.cause if isinstance(error, RayTaskError) else None
+    told = error.cause if isinstance(error, exceptions.RayTaskError) else None
     cause = told if isinstance(told, BaseException) else error
-    if cause is not error and isinstance(cause, RayActorError):
+    if cause is not error and isinstance(cause, exceptions.RayActorError):
         # It is another worker that has died, of which only Ray knows.
         return WorkerFailure(rank, *_place(str(cause), None), cause, _ANSI.sub("", str(error)))
-    text = _ANSI.sub("", str(error)) if isinstance(error, RayError) else ""
+    text = _ANSI.sub("", str(error)) if isinstance(error, exceptions.RayError) else ""
     node, pid = _place(text, report)
     # Only what the worker itself raised has a traceback; all else says what it has to say in the cause.
-    return WorkerFailure(rank, node, pid, cause, text if isinstance(error, RayTaskError) else "")
+    return WorkerFailure(rank, node, pid, cause, text if isinstance(error, exceptions.RayTaskError) else "")
 
 
 def _place(text: str, report: WorkerReport | None) -> tuple[str, int | None]:

@@ -28,17 +28,10 @@ from verl_dispatch.workers.rank import RankInfo
 from verl_protocol.errors import InvalidValueError
 from verl_protocol.futures.parts import Deadline
 
+from verl_ray import errors
 from verl_ray.calls.failures import describe_failures, is_gone, maker_of_actor, survey
 from verl_ray.calls.futures import AnswerPart, PartsArriving
 from verl_ray.calls.packing import Arguments, Packer
-from verl_ray.errors import (
-    NameTakenError,
-    NodeLost,
-    NotTheOwnerError,
-    ResourceUnavailable,
-    StartTimeout,
-    unusable,
-)
 from verl_ray.pools.cluster import actor_state, actors_on, job_runs
 from verl_ray.pools.ordering import local_ranks
 from verl_ray.pools.pool import RayResourcePool
@@ -118,7 +111,7 @@ class LaunchSpec:
                 "pool; make the pool with RayResourcePool(..., detached=True)"
             )
         if self.use_gpu and not self.pool.use_gpu:
-            raise unusable("use_gpu", True, "False or nothing on a CPU pool")
+            raise errors.unusable("use_gpu", True, "False or nothing on a CPU pool")
         check_transports(
             self.template.user_class, self.accelerator, self.template.user_options(), self.detached
         )
@@ -197,7 +190,7 @@ def spec_again(origin: bytes, template: RayClassWithInitArgs[Any]) -> LaunchSpec
     """
     job, facts = cloudpickle.loads(origin)
     if job_runs(job):
-        raise NotTheOwnerError(
+        raise errors.NotTheOwnerError(
             f"restart() on group {facts['name']!r}: it was attached to, and the driver that started it "
             f"(job {job}) still runs; restart it there"
         )
@@ -218,7 +211,7 @@ def runtime_env_of(
         ValueError: a rank or device variable, or two sources disagree.
     """
     if profile_steps and worker_nsight_options is None:
-        raise unusable("worker_nsight_options", None, "a dict, as profile_steps is given")
+        raise errors.unusable("worker_nsight_options", None, "a dict, as profile_steps is given")
     given = template.user_options().get("runtime_env")
     if given:
         checked_env("runtime_env", given.get("env_vars"))
@@ -271,7 +264,7 @@ def _start_actor(spec: LaunchSpec, options: Mapping[str, Any], rank: int) -> Any
     try:
         return spec.template.remote(options, label)
     except ActorAlreadyExistsError:
-        raise NameTakenError(
+        raise errors.NameTakenError(
             f"group {spec.name!r} cannot start a worker named {options['name']!r}: one of that name lives "
             "already; choose another name_prefix, attach to it with "
             "RayWorkerGroup.from_detached(worker_names=[...]), or end it with destroy_detached([...])"
@@ -333,7 +326,7 @@ def _reports(launched: Launch) -> list[WorkerReport]:
             if left <= _LOOK_S or isinstance(error, RayError):
                 raise
         if lost := spec.pool.lost_nodes():
-            raise NodeLost(spec.name, _START, lost)
+            raise errors.NodeLost(spec.name, _START, lost)
         waited = time.time() - launched.requested_at
         while notices and waited >= notices[0][0]:
             _, level = notices.pop(0)
@@ -382,18 +375,18 @@ def _start_failure(launched: Launch, error: Exception) -> Exception:
     spec = launched.spec
     if not isinstance(error, RayError):
         _, silent = survey(launched.set_ups, 0.0)
-        return StartTimeout(spec.name, spec.timeout_s, silent, _in_the_way(launched, silent))
+        return errors.StartTimeout(spec.name, spec.timeout_s, silent, _in_the_way(launched, silent))
     # Every other rank waits for rank 0's answer about the meeting point, and fails for want of it.
-    errors, silent = survey([launched.meeting], 0.0)
-    if errors:
-        cause = getattr(errors[0], "cause", None)
-        if isinstance(cause, ResourceUnavailable):
+    raised, silent = survey([launched.meeting], 0.0)
+    if raised:
+        cause = getattr(raised[0], "cause", None)
+        if isinstance(cause, errors.ResourceUnavailable):
             return cause
     else:
-        errors, silent = survey(launched.set_ups, spec.grace_s)
-    failures = describe_failures(errors, {})
-    if any(map(is_gone, errors.values())) and (lost := spec.pool.lost_nodes()):
-        return NodeLost(spec.name, _START, lost, failures, silent)
+        raised, silent = survey(launched.set_ups, spec.grace_s)
+    failures = describe_failures(raised, {})
+    if any(map(is_gone, raised.values())) and (lost := spec.pool.lost_nodes()):
+        return errors.NodeLost(spec.name, _START, lost, failures, silent)
     return WorkerGroupError(spec.name, _START, failures, silent)
 
 

@@ -18,19 +18,7 @@ from ray.util.placement_group import (
 from verl_protocol.errors import InvalidValueError
 
 from verl_ray.errors import NOTHING_LEFT, AcceleratorNotOffered, NameTakenError, PlacementTimeout
-from verl_ray.pools.cluster import (
-    NodeFacts,
-    PlacementProgress,
-    alive_node_ids,
-    alive_nodes,
-    bundle_node_ids,
-    node_addresses,
-    offered_resources,
-    placement_option_supported,
-    placement_progress,
-    started_here,
-    still_reserved,
-)
+from verl_ray.pools import cluster
 from verl_ray.pools.feasibility import Feasibility as Feasibility
 from verl_ray.pools.feasibility import Need, explain_need, labels_match
 from verl_ray.pools.feasibility import explain_feasibility as explain_feasibility
@@ -103,7 +91,7 @@ def placement_options(need: Need, size: int, name: str, detached: bool) -> dict[
     else:
         options["strategy"] = need.strategy
     for option in ("bundle_label_selector", "topology_strategy"):
-        if option in options and not placement_option_supported(option):
+        if option in options and not cluster.placement_option_supported(option):
             raise InvalidValueError(
                 f"ray {ray.__version__} does not know {option}=; install a newer Ray or leave {option} out"
             )
@@ -163,11 +151,12 @@ def await_placement(groups: Sequence[PlacementGroup], timeout_s: float | None) -
 
 
 def _on_living_nodes(groups: Sequence[PlacementGroup]) -> bool:
-    states = {placement_progress(group).state for group in groups}
+    states = {cluster.placement_progress(group).state for group in groups}
     if "REMOVED" in states:
         raise LookupError("a placement group was removed")
-    living = alive_node_ids()
-    return states == {"CREATED"} and all(living.issuperset(bundle_node_ids(group)) for group in groups)
+    if states != {"CREATED"}:
+        return False
+    return {node for group in groups for node in cluster.bundle_node_ids(group)} <= cluster.alive_node_ids()
 
 
 # --- waiting, and saying what for -------------------------------------------------------------------------
@@ -180,7 +169,7 @@ def _wait(
     done_within: Callable[[float], bool],
     left: str = NOTHING_LEFT,
 ) -> None:
-    hopeless_s = 0.0 if started_here() else _HOPELESS_S
+    hopeless_s = 0.0 if cluster.started_here() else _HOPELESS_S
     patience_s, hopeless_s = (timeout_s, timeout_s) if timeout_s is not None else (_TIMEOUT_S, hopeless_s)
     started = time.monotonic()
     next_report = _FIRST_REPORT_S
@@ -195,7 +184,7 @@ def _wait(
 
 
 def _placement_failure(groups: Sequence[PlacementGroup], need: Need, waited: float, left: str) -> Exception:
-    offered = offered_resources()
+    offered = cluster.offered_resources()
     for name in need.per_process:
         if name not in offered:
             return AcceleratorNotOffered(name, _alternatives(name, offered), waited)
@@ -210,11 +199,11 @@ def _alternatives(missing: str, offered: Sequence[str]) -> list[str]:
     return [name for name in offered if not name.startswith(internal) and "_group_" not in name]
 
 
-def _eligible(need: Need) -> list[NodeFacts]:
-    return [node for node in alive_nodes() if labels_match(node.labels, need.label_selector or {})]
+def _eligible(need: Need) -> list[cluster.NodeFacts]:
+    return [node for node in cluster.alive_nodes() if labels_match(node.labels, need.label_selector or {})]
 
 
-def _too_small(nodes: Sequence[NodeFacts], need: Need) -> str:
+def _too_small(nodes: Sequence[cluster.NodeFacts], need: Need) -> str:
     """Why these nodes could never serve the need; "" where they could."""
     return explain_need({node.title: node.total for node in nodes}, need).reason
 
@@ -235,7 +224,7 @@ def _held_by(groups: Sequence[PlacementGroup], bundle: Mapping[str, float]) -> d
     """What those of our groups that are placed already take from each node."""
     held: dict[str, dict[str, float]] = {}
     for group in groups:
-        for node_id in bundle_node_ids(group):
+        for node_id in cluster.bundle_node_ids(group):
             held[node_id] = _sum(held.get(node_id, {}), bundle)
     return held
 
@@ -249,19 +238,19 @@ def _sum(left: Mapping[str, float], right: Mapping[str, float]) -> dict[str, flo
 
 def in_rank_order(groups: Sequence[PlacementGroup], sizes: Sequence[int]) -> dict[PlacementGroup, int]:
     """Placed groups in the order in which they give ranks, and how many bundles of each are used."""
-    addresses = node_addresses()
+    addresses = cluster.node_addresses()
     firsts = [_first_node(group, addresses) for group in groups]
     order = arrange_on_nodes(sizes, [(node, addresses.get(node, "")) for node in firsts])
     return {groups[index]: sizes[index] for index in order}
 
 
 def _first_node(group: PlacementGroup, addresses: Mapping[str, str]) -> str:
-    return min(bundle_node_ids(group), key=lambda node: node_order_key(addresses.get(node, ""), node))
+    return min(cluster.bundle_node_ids(group), key=lambda node: node_order_key(addresses.get(node, ""), node))
 
 
 def sort_placement_group_by_node_ip(pgs: Sequence[PlacementGroup]) -> list[PlacementGroup]:
     """Sort placed groups by the address of their first node: IPv4 by number, IPv6, host names, node ids."""
-    addresses = node_addresses()
+    addresses = cluster.node_addresses()
     firsts = {group: _first_node(group, addresses) for group in pgs}
     return sorted(pgs, key=lambda group: node_order_key(addresses.get(firsts[group], ""), firsts[group]))
 
@@ -276,14 +265,14 @@ def release(groups: Sequence[PlacementGroup], timeout_s: float = 10.0) -> None:
         return
     try:
         unsettled = _settle(groups)
-        reported = all(still_reserved(group) for group in groups)
+        reported = all(cluster.still_reserved(group) for group in groups)
     finally:
         for group in groups:
             remove_placement_group(group)
     # Nodes report every tenth of a second. A group younger than that may yet show up before it goes.
     shown = time.monotonic() + (0.0 if reported else _SHOWN_AFTER_S)
     deadline = time.monotonic() + timeout_s
-    while (held := [group for group in groups if still_reserved(group)]) or time.monotonic() < shown:
+    while (held := [group for group in groups if cluster.still_reserved(group)]) or time.monotonic() < shown:
         if time.monotonic() >= deadline:
             break
         time.sleep(0.02)
@@ -301,11 +290,11 @@ def _settle(groups: Sequence[PlacementGroup]) -> list[PlacementGroup]:
 
     Ray loses track of what is removed while a node prepares it, and those resources stay taken for good.
     """
-    looks: dict[PlacementGroup, PlacementProgress | None] = dict.fromkeys(groups)
+    looks: dict[PlacementGroup, cluster.PlacementProgress | None] = dict.fromkeys(groups)
     deadline = time.monotonic() + _SETTLE_WITHIN_S
     while True:
         for group, earlier in list(looks.items()):
-            looks[group] = now = placement_progress(group)
+            looks[group] = now = cluster.placement_progress(group)
             if now.settled(earlier):
                 del looks[group]
         if not looks or time.monotonic() >= deadline:

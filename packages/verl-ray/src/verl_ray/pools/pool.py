@@ -126,6 +126,10 @@ class RayResourcePool(ResourcePool, _FreedAtTheEnd):
         self.name_prefix = name_prefix
         self._own, self._cut, self._parents, self._closed = own, tuple(cut), tuple(parents), False
         super().__init__(None, self.spec.shares)
+        self.detached: bool = self.spec.detached
+        """Whether the reservation outlives the driver."""
+        self.accelerator_type: str | None = self.spec.accelerator_type
+        """The kind of device asked for."""
 
     @property
     def _places(self) -> Sequence[Place]:
@@ -160,16 +164,6 @@ class RayResourcePool(ResourcePool, _FreedAtTheEnd):
     def use_gpu(self) -> bool:
         """Whether the slots hold accelerators."""
         return self.spec.accelerator is not None
-
-    @property
-    def detached(self) -> bool:
-        """Whether the reservation outlives the driver."""
-        return self.spec.detached
-
-    @property
-    def accelerator_type(self) -> str | None:
-        """The kind of device asked for."""
-        return self.spec.accelerator_type
 
     @property
     def closed(self) -> bool:

@@ -13,12 +13,7 @@ from ray.util.placement_group import PlacementGroup
 from verl_protocol.errors import InvalidValueError
 
 from verl_ray.errors import PoolAlreadyPlaced, PoolClosed, unusable
-from verl_ray.pools.cluster import (
-    alive_node_ids,
-    ensure_ray_started,
-    offered_resources,
-    placement_progress,
-)
+from verl_ray.pools.cluster import alive_node_ids, ensure_ray_started, offered_resources, placement_progress
 from verl_ray.pools.placement import await_placement, place, release
 from verl_ray.pools.shares import LEDGER
 from verl_ray.pools.slots import Slot, accelerator_ids_of_bundles, slots_of_groups

@@ -14,16 +14,6 @@ from verl_dispatch.groups.pool import ClassWithInitArgs
 from verl_dispatch.methods.decorator import MAGIC_ATTR, register_options
 from verl_dispatch.methods.static import GroupWorker
 from verl_dispatch.workers import roles
-from verl_dispatch.workers.roles import (
-    ColocatedWorker,
-    RoleSpec,
-    arguments_apart,
-    bad_roles,
-    clean_up,
-    clean_up_hook,
-    has_async_methods,
-    roles_of,
-)
 from verl_protocol.arguments import mapping
 from verl_protocol.errors import InvalidTypeError
 
@@ -82,7 +72,7 @@ def user_class_of(cls: Any) -> type:
 
 def classes_of(user_class: type) -> tuple[type, ...]:
     """The class itself, then those of its roles."""
-    return (user_class, *roles_of(user_class).values())
+    return (user_class, *roles.roles_of(user_class).values())
 
 
 def routes_of(user_class: type) -> tuple[Route, ...]:
@@ -91,7 +81,7 @@ def routes_of(user_class: type) -> tuple[Route, ...]:
     What the class itself registers can be called on all roles' group; its routes have no role.
     """
     routes = tuple(_routes(user_class, None, None))
-    if issubclass(user_class, ColocatedWorker):
+    if issubclass(user_class, roles.ColocatedWorker):
         for index, spec in enumerate(user_class.role_specs):
             routes += tuple(_routes(spec.cls, spec.name, index))
     return routes
@@ -112,7 +102,7 @@ def derive_actor_class(user_class: type, *, interleaves: bool = False) -> type:
     Args:
         interleaves: whether calls may run at the same time; then async methods make it an asyncio actor.
     """
-    is_asyncio = interleaves and has_async_methods(user_class)
+    is_asyncio = interleaves and roles.has_async_methods(user_class)
     members: dict[str, Any] = {
         "_verl_user_class": user_class,
         "__module__": user_class.__module__,
@@ -122,12 +112,12 @@ def derive_actor_class(user_class: type, *, interleaves: bool = False) -> type:
     }
     if not is_asyncio:
         members |= hidden_async_methods(user_class)
-    if any(clean_up_hook(cls, CLEAN_UP_HOOKS) for cls in classes_of(user_class)):
+    if any(roles.clean_up_hook(cls, CLEAN_UP_HOOKS) for cls in classes_of(user_class)):
         members[CLEAN_UP] = runner(CLEAN_UP, _clean_up, CLEAN_UP, interleaves=is_asyncio)
     for route in routes_of(user_class):
         find = partial(_method_of, role=route.role, method=route.method)
         members[route.runner] = runner(route.runner, find, route.method, route.role, interleaves=is_asyncio)
-    if issubclass(user_class, ColocatedWorker):
+    if issubclass(user_class, roles.ColocatedWorker):
         members["role_specs"] = ()
     metaclass: Any = type(user_class)
     made: type = metaclass(user_class.__name__, (Host, user_class), members)
@@ -147,7 +137,7 @@ def _call_any(worker: Any) -> Callable[..., Any]:
 
 def _clean_up(worker: Any) -> Callable[[], Any]:
     # A worker whose constructor has not run has nothing to clean up.
-    return lambda: clean_up(worker, CLEAN_UP_HOOKS) if hasattr(worker, "_verl_report") else None
+    return lambda: roles.clean_up(worker, CLEAN_UP_HOOKS) if hasattr(worker, "_verl_report") else None
 
 
 # --- What a group is started from -------------------------------------------------------------------------
@@ -241,13 +231,13 @@ class RayClassWithInitArgs(ClassWithInitArgs[GroupWorker]):
 
     def constructor_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the set-up call passes to the constructor; for colocated roles after their specifications."""
-        specs = (self.user_class.role_specs,) if issubclass(self.user_class, ColocatedWorker) else ()
+        specs = (self.user_class.role_specs,) if issubclass(self.user_class, roles.ColocatedWorker) else ()
         return (*specs, *self.args), dict(self.kwargs)
 
-    def constructions(self) -> tuple[RoleSpec, ...]:
+    def constructions(self) -> tuple[roles.RoleSpec, ...]:
         """What is built in a worker: an object of the class, and one of each role where it holds several."""
-        roles = self.user_class.role_specs if issubclass(self.user_class, ColocatedWorker) else ()
-        return RoleSpec("", self.user_class, self.args, self.kwargs), *roles
+        specs = self.user_class.role_specs if issubclass(self.user_class, roles.ColocatedWorker) else ()
+        return roles.RoleSpec("", self.user_class, self.args, self.kwargs), *specs
 
     def check_arguments(self) -> None:
         """Refuse arguments that the constructor, or that of a role, cannot take.
@@ -272,7 +262,7 @@ class RayClassWithInitArgs(ClassWithInitArgs[GroupWorker]):
             label: what Ray puts before the lines that it prints.
         """
         # Ray pickles the class with the first actor; the roles' arguments come with the set-up call.
-        with arguments_apart():
+        with roles.arguments_apart():
             return self.actor_class().options(**options).remote(label)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -353,14 +343,14 @@ def create_colocated_worker_cls_fused(
     return _template(class_dict, fused=True)
 
 
-def create_colocated_worker_raw_cls(class_dict: Mapping[str, Any]) -> type[ColocatedWorker]:
+def create_colocated_worker_raw_cls(class_dict: Mapping[str, Any]) -> type[roles.ColocatedWorker]:
     """The plain class behind `create_colocated_worker_cls_fused`; `raw_cls_dict` holds each role's class."""
     return _raw_class(class_dict, fused=True)
 
 
-def _raw_class(class_dict: Mapping[str, Any], *, fused: bool) -> type[ColocatedWorker]:
+def _raw_class(class_dict: Mapping[str, Any], *, fused: bool) -> type[roles.ColocatedWorker]:
     if not isinstance(class_dict, Mapping):
-        raise bad_roles(class_dict, "a dict of role and RayClassWithInitArgs")
+        raise roles.bad_roles(class_dict, "a dict of role and RayClassWithInitArgs")
     plain = {
         role: ClassWithInitArgs(user_class_of(given.cls), *given.args, **given.kwargs)
         if isinstance(given, ClassWithInitArgs)
@@ -373,11 +363,11 @@ def _raw_class(class_dict: Mapping[str, Any], *, fused: bool) -> type[ColocatedW
 def _template(class_dict: Mapping[str, Any], *, fused: bool) -> RayClassWithInitArgs[Any]:
     template: RayClassWithInitArgs[Any] = RayClassWithInitArgs(_raw_class(class_dict, fused=fused))
     template.fused_worker_used = fused
-    roles = {
+    templates = {
         role: each if isinstance(each, RayClassWithInitArgs) else RayClassWithInitArgs(each)
         for role, each in class_dict.items()
     }
-    template.update_options(merge_settings(**{role: each.user_options() for role, each in roles.items()}))
+    template.update_options(merge_settings(**{role: each.user_options() for role, each in templates.items()}))
     return template
 
 
@@ -412,10 +402,7 @@ def _problem(
     if find_spec(_MODULES[transport]) is None:
         return f"Ray needs the package {_MODULES[transport]} for it", "install it, or use gloo on CPUs"
     if detached:
-        return (
-            "its results end with the driver that called",
-            "make the group without detached",
-        )
+        return "its results end with the driver that called", "make the group without detached"
     if (options.get("max_concurrency") or 1) > 1:
         return "the calls of its workers overtake each other", "leave max_concurrency out"
     return None
