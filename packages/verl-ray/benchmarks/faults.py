@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -375,6 +376,36 @@ def the_driver_of_a_group_is_killed() -> list[str]:
 
 
 @contextmanager
+def full_disk() -> Iterator[Stage]:
+    """A group where nothing is spilled: Ray takes a disk for full once a share of it is in use, here any."""
+    ray.shutdown()
+    start_ray(_system_config={"local_fs_capacity_threshold": 0.001})
+    try:
+        yield Stage().start()
+    finally:
+        ray.shutdown()
+        start_ray()
+
+
+@fault("`WorkerGroupError`", alone=True)
+def object_store_and_disk_are_full() -> list[str]:
+    with full_disk() as stage:
+        told = outcome(lambda: stage.group.make(batch(400)), stage)
+        return [*told, stage.restart(), left(stage.close)]
+
+
+@fault("`ColumnsLost`", alone=True)
+def object_store_and_disk_are_full_for_remote_columns() -> list[str]:
+    """The call itself needs no room: whoever reads the columns is told."""
+    with full_disk() as stage:
+        made = stage.group.make.options(remote=True)(batch(400))
+        stage.happened()
+        told = outcome(partial(made.tensor, "wide"), stage)
+        del made
+        return [*told, stage.restart(), left(stage.close)]
+
+
+@contextmanager
 def cluster_that_loses_a_node() -> Iterator[tuple[Stage, Callable[[], None], Callable[[], object]]]:
     """A group on the only node that takes workers, what kills that node, and what adds another one."""
     ray.shutdown()
@@ -419,7 +450,7 @@ def a_node_is_lost_with_remote_columns() -> list[str]:
 # --- running and telling ----------------------------------------------------------------------------------
 
 
-def start_ray() -> None:
+def start_ray(**more: Any) -> None:
     """A Ray of our own."""
     ray.init(
         address="local",
@@ -429,6 +460,7 @@ def start_ray() -> None:
         logging_level=logging.ERROR,
         object_store_memory=STORE_BYTES,
         namespace="faults",
+        **more,
     )
 
 
