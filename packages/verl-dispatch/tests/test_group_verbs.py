@@ -18,7 +18,8 @@ from verl_dispatch import (
     register,
 )
 from verl_dispatch.errors import CallOptionError, InvalidModeError, UnknownMeshError
-from verl_dispatch.planning.parts import PaddedPart
+from verl_dispatch.planning.layout import RowTrim
+from verl_dispatch.planning.parts import PaddedChunk, PaddedPart, resolve_parts
 from verl_dispatch.planning.plan import with_worker_trims
 from verl_protocol import DataProto, DataProtoFuture
 from verl_protocol.errors import InvalidTypeError
@@ -161,14 +162,13 @@ def test_a_future_with_row_counts_is_padded_by_fetching_only_its_rows() -> None:
             fetched.append(self.index)
             return batch(6).chunk(2)[self.index]
 
-    from verl_dispatch.planning.parts import FuturePart
-
     future: DataProtoFuture[DataProto] = DataProtoFuture(
         DataProto.concat, [Part(0), Part(1)], row_counts=[3, 3]
     )
-    resolved = [FuturePart(future, index, 4).resolve() for index in range(4)]
-    assert [rows_of(part) for part, _ in resolved] == [[0, 1], [2, 3], [4, 5], [5, 5]]
-    assert [trim.pad for _, trim in resolved if trim] == [0, 0, 0, 2]
+    parts = [future._cut(PaddedChunk(4, index, False, "m", None)) for index in range(4)]
+    resolved = [resolve_parts((part,), {}, materialize=True) for part in parts]
+    assert [rows_of(part) for (part,), _, _ in resolved] == [[0, 1], [2, 3], [4, 5], [5, 5]]
+    assert [trim.pad for _, _, trim in resolved if isinstance(trim, RowTrim)] == [0, 0, 0, 2]
     assert fetched == [0, 0, 1, 1, 1]
 
 

@@ -18,7 +18,7 @@ import ray
 import torch
 from verl_dispatch import Broadcast, Dispatch, Worker, WorkerGroupError, register
 from verl_dispatch.planning.layout import RowTrim
-from verl_dispatch.planning.parts import FuturePart, PaddedPart
+from verl_dispatch.planning.parts import PaddedChunk, PaddedPart
 from verl_dispatch.planning.plan import RankCall
 from verl_protocol import DataProto, DataProtoFuture
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, parallel_put
@@ -303,8 +303,8 @@ def test_workers_find_the_parts_at_hand_that_their_rows_lie_in(
     num_parts: int, num_pieces: int, needed: list[set[int]]
 ) -> None:
     future = future_of(num_parts)
-    padded = [FuturePart(future, index, num_pieces) for index in range(num_pieces)]
-    assert [set(needed_parts(future, part)) for part in padded] == needed
+    padded = [future._cut(PaddedChunk(num_pieces, index, False, "m", None)) for index in range(num_pieces)]
+    assert [set(needed_parts(part)) for part in padded] == needed
     assert [set(needed_parts(piece)) for piece in future.chunk(num_pieces, uneven=True)] == needed
     for index, part in enumerate(padded):
         _, *refs = Packer({}).pack(RankCall(index, (part,)), ONE_READER)
@@ -323,7 +323,8 @@ def test_workers_find_the_parts_at_hand_that_their_rows_lie_in(
 )
 def test_known_row_counts_say_it_exactly(counts: list[int], needed: list[set[int]]) -> None:
     future = future_of(2, counts)
-    assert [set(needed_parts(future, FuturePart(future, index, 2))) for index in range(2)] == needed
+    padded = [future._cut(PaddedChunk(2, index, False, "m", None)) for index in range(2)]
+    assert [set(needed_parts(part)) for part in padded] == needed
 
 
 def test_a_whole_part_goes_without_the_future_and_its_row_counts() -> None:

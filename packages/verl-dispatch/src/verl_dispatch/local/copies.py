@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NoReturn, SupportsIndex, TypeVar
 
@@ -24,7 +23,7 @@ from verl_protocol.kinds import is_jagged, is_tensordict, is_unbatched
 from verl_protocol.wire import dumps, loads
 
 from verl_dispatch.errors import NotPicklableError
-from verl_dispatch.planning.parts import FuturePart, PaddedPart
+from verl_dispatch.planning.parts import PaddedPart
 
 T = TypeVar("T")
 Memo = dict[int, Any]
@@ -240,6 +239,5 @@ _COPIERS: dict[type, Callable[[Any, Memo], Any]] = {
     torch.Tensor: _copy_tensor,
     torch.nn.Parameter: _copy_tensor,
     DataProtoFuture: _copy_future,
-    FuturePart: lambda value, memo: replace(value, future=_copied(value.future, memo)),
     PaddedPart: lambda value, memo: PaddedPart(_copied(value.value, memo), value.trim),
 }

@@ -23,7 +23,7 @@ from verl_dispatch.planning.batches import is_batch
 from verl_dispatch.planning.collectors import LIST, Collector
 from verl_dispatch.planning.layout import RowLayout, RowTrim
 from verl_dispatch.planning.options import Labels
-from verl_dispatch.planning.parts import FuturePart, PaddedPart
+from verl_dispatch.planning.parts import PaddedPart
 from verl_dispatch.planning.schemas import Reads, Schema
 from verl_dispatch.planning.split import layout_among
 
@@ -323,7 +323,7 @@ def bytes_of_calls(calls: Sequence[RankCall]) -> int:
 
 def bytes_of_answers(values: Sequence[Any]) -> int:
     """Tensor and array bytes among these values."""
-    return sum(nbytes_of(value) for value in values if not isinstance(value, (DataProtoFuture, FuturePart)))
+    return sum(nbytes_of(value) for value in values if not isinstance(value, DataProtoFuture))
 
 
 _HEAD = ("rank", "rows", "pad", "bytes", "answers", "arguments")

@@ -19,6 +19,7 @@ from verl_protocol.futures.any_batch import (
     proto_class,
 )
 from verl_protocol.futures.parts import (
+    Chunk,
     Cut,
     Deadline,
     Part,
@@ -94,7 +95,7 @@ class DataProtoFuture(PendingBatch, Generic[B_co]):
         self.dispatch_fn = dispatch_fn
         self.row_counts: list[Any] | None = None if row_counts is None else list(row_counts)
         self.row_aligned = row_aligned
-        self._cuts: tuple[Cut | Rows, ...] = ()
+        self._cuts: tuple[Cut, ...] = ()
 
     def __repr__(self) -> str:
         parts = f"{len(self.futures)} part{'' if len(self.futures) == 1 else 's'}"
@@ -123,9 +124,12 @@ class DataProtoFuture(PendingBatch, Generic[B_co]):
             InvalidValueError: `chunks` is less than 1.
         """
         count = whole_number("chunks", chunks, 1)
-        return [self._cut(Cut(count, piece, flag("uneven", uneven))) for piece in range(count)]
+        return [self._cut(Chunk(count, piece, flag("uneven", uneven))) for piece in range(count)]
 
-    def _cut(self, cut: Cut | Rows) -> DataProtoFuture[B_co]:
+    def _cut(self, cut: Cut) -> DataProtoFuture[B_co]:
+        if self._cuts and self._cuts[-1].pads:
+            # Which rows a piece of padded rows needs shows when these are there.
+            return DataProtoFuture(concat_batches, [self])._cut(cut)
         piece: DataProtoFuture[B_co] = object.__new__(type(self))
         piece.__dict__.update(self.__dict__)
         piece._cuts = (*self._cuts, cut)
@@ -176,13 +180,27 @@ class DataProtoFuture(PendingBatch, Generic[B_co]):
         return await self._run_async(self._num_rows(), timeout, fetch)
 
     def _batch(self) -> Steps[B_co]:
+        return (yield from self._cut_batch())[0]
+
+    def _cut_batch(self) -> Steps[tuple[B_co, int]]:
+        """The batch, and of how many rows the last cut chose."""
         counts = yield self._known_counts()
         spans = self._spans(counts)
-        return self._made_of(spans, counts, (yield self._wanted(spans)))
+        values = yield self._wanted(spans)
+        batch, num_rows = self._made_of(spans, counts, values)
+        return self._cuts[-1].made(batch, num_rows) if self._cuts else batch, num_rows
 
     def _num_rows(self) -> Steps[int]:
-        span = self._span((yield self._known_counts()))
-        return num_rows_of((yield from self._batch())) if span is None else span[1] - span[0]
+        counts = yield self._known_counts()
+        if self._span(counts) is None:
+            return num_rows_of((yield from self._batch()))
+        before = self._rows_before(counts)
+        return self._cuts[-1].size(before) if self._cuts else before
+
+    def _rows_before(self, counts: Sequence[int]) -> int:
+        """Of how many rows the last cut chooses."""
+        start, stop = span_of(self._cuts[:-1], sum(counts))
+        return stop - start
 
     def _run(self, steps: Steps[T], timeout: float | None = None, fetch: Fetch | None = None) -> T:
         deadline = Deadline(timeout)
@@ -231,12 +249,15 @@ class DataProtoFuture(PendingBatch, Generic[B_co]):
     def _share(self, part: Part, span: PartSpan) -> Part:
         return part._cut(Rows(span.start, span.stop)) if isinstance(part, DataProtoFuture) else part
 
-    def _made_of(self, spans: list[PartSpan] | None, counts: Sequence[int], values: Sequence[Any]) -> B_co:
+    def _made_of(
+        self, spans: list[PartSpan] | None, counts: Sequence[int], values: Sequence[Any]
+    ) -> tuple[B_co, int]:
+        """The rows that the last cut chose, and of how many."""
         if spans is None:
             return self._of_whole(values, counts)
         pieces = [self._piece(span, value) for span, value in zip(spans, values, strict=True)]
         batch: B_co = pieces[0] if len(pieces) == 1 else concat_parts(pieces)
-        return batch
+        return batch, self._rows_before(counts)
 
     def _piece(self, span: PartSpan, value: Any) -> Any:
         if isinstance(self.futures[span.part], DataProtoFuture):
@@ -244,17 +265,18 @@ class DataProtoFuture(PendingBatch, Generic[B_co]):
         _check_announced(span.part, span.stop, num_rows_of(value))
         return narrow_part(value, span.start, span.stop)
 
-    def _of_whole(self, values: Sequence[Any], counts: Sequence[int]) -> B_co:
+    def _of_whole(self, values: Sequence[Any], counts: Sequence[int]) -> tuple[B_co, int]:
         if counts and _is_concat(self.collect_fn):
             announced = enumerate(zip(values, counts, strict=True))
             values = [_without_padding(part, value, count) for part, (value, count) in announced]
         whole = self.collect_fn(list(values))
         if self.dispatch_fn is not None:
             whole = self.dispatch_fn(whole)
+        num_rows = 0
         for cut in self._cuts:
-            whole = _cut_batch(whole, cut)
-        result: B_co = whole
-        return result
+            num_rows = num_rows_of(whole)
+            whole = _rows_of_cut(whole, cut, num_rows)
+        return whole, num_rows
 
 
 def _is_concat(collect_fn: object) -> bool:
@@ -272,9 +294,9 @@ def _check_announced(part: int, announced: int, found: int) -> None:
         raise RowCountError(f"part {part} was announced with {announced} rows, but has {found}")
 
 
-def _cut_batch(batch: Any, cut: Cut | Rows) -> Any:
-    if isinstance(cut, Rows) or (cut.uneven and num_rows_of(batch)):
-        return narrow_part(batch, *cut.span(num_rows_of(batch)))
+def _rows_of_cut(batch: Any, cut: Cut, num_rows: int) -> Any:
+    if not isinstance(cut, Chunk) or cut.pads or (cut.uneven and num_rows):
+        return narrow_part(batch, *cut.span(num_rows))
     # Of a batch without rows all pieces look alike, but only the first has the metrics.
     return BatchData(batch).chunk(cut.num_pieces, cut.uneven)[cut.piece]
 

@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -230,8 +230,31 @@ class RowsOf:
 # --- Which rows of which parts a share of a batch consists of, before any part has been fetched -----------
 
 
-@dataclass(frozen=True, slots=True)
 class Cut:
+    """The choice of some rows of a batch.
+
+    Attributes:
+        pads: whether the piece has more rows than are chosen.
+    """
+
+    pads: ClassVar[bool] = False
+
+    def span(self, num_rows: int) -> tuple[int, int]:
+        """Where the chosen rows begin and end among `num_rows` rows."""
+        raise NotImplementedError
+
+    def size(self, num_rows: int) -> int:
+        """How many rows the piece of a batch of `num_rows` rows has."""
+        start, stop = self.span(num_rows)
+        return stop - start
+
+    def made(self, rows: Any, num_rows: int) -> Any:
+        """The piece, of the chosen rows of a batch of `num_rows` rows."""
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk(Cut):
     """The choice of one of several consecutive pieces."""
 
     num_pieces: int
@@ -254,7 +277,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(Cut):
     """The choice of rows `start` to `stop`."""
 
     start: int
@@ -268,10 +291,10 @@ class Rows:
         return self.start, self.stop
 
 
-def span_of(cuts: Sequence[Cut | Rows], num_rows: int) -> tuple[int, int]:
+def span_of(cuts: Sequence[Cut], num_rows: int) -> tuple[int, int]:
     """The rows that are left of `num_rows` after one cut upon another.
 
-    >>> span_of([Cut(2, 1, False), Cut(2, 0, False)], 8)
+    >>> span_of([Chunk(2, 1, False), Chunk(2, 0, False)], 8)
     (4, 6)
     """
     start, stop = 0, num_rows

@@ -10,7 +10,7 @@ import ray
 from verl_dispatch.groups.call import Call
 from verl_dispatch.planning.collectors import BatchCollector
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions
-from verl_dispatch.planning.parts import FuturePart, PaddedPart
+from verl_dispatch.planning.parts import PaddedPart
 from verl_dispatch.planning.plan import CallPlan, arguments_of
 from verl_dispatch.workers.observed import Stamps
 from verl_protocol import DataProtoFuture
@@ -229,7 +229,6 @@ def unread_behind(futures: Iterable[DataProtoFuture[Any]]) -> tuple[AnswerPart, 
 
 def _parts_of(argument: Any) -> Iterator[AnswerPart]:
     value = argument.value if isinstance(argument, PaddedPart) else argument
-    value = value.future if isinstance(value, FuturePart) else value
     if isinstance(value, ray.ObjectRef):
         maker = maker_of_actor(value.task_id().actor_id().hex())
         if maker is not None:

@@ -18,9 +18,8 @@ import numpy as np
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.groups.call import Arrivals, Pauses
-from verl_dispatch.planning.parts import FuturePart
 from verl_protocol import DataProtoFuture
-from verl_protocol.futures.parts import Cut, Deadline, Steps, overlaps, span_of, values_of
+from verl_protocol.futures.parts import Chunk, Deadline, Steps, overlaps, span_of, values_of
 
 from verl_ray.calls.failures import UNKNOWN, Maker, explained, has_failed, late
 from verl_ray.wire.refs import get_answers, hear, transport_of
@@ -269,6 +268,8 @@ def whole_part(future: DataProtoFuture[Any]) -> int | None:
     counts = future.row_counts
     if counts is None or not (future.tells_rows and knows_row_counts(future)):
         return None
+    if future._cuts and future._cuts[-1].pads:
+        return None
     try:
         spans = future._spans(counts)
     except ValueError:
@@ -277,42 +278,31 @@ def whole_part(future: DataProtoFuture[Any]) -> int | None:
     return spans[0].part if is_one_whole_part(spans, counts) and spans is not None else None
 
 
-def needed_parts(future: DataProtoFuture[Any], padded: FuturePart | None = None) -> Collection[int]:
+def needed_parts(future: DataProtoFuture[Any]) -> Collection[int]:
     """Indices of the parts that the rows of a piece lie in.
 
     While row counts are not known, all parts are taken to have equal rows; no part is named where that says
     nothing.
-
-    Args:
-        future: the piece; the whole batch where `padded` says which piece of it is meant.
-        padded: the padded part that the worker gets of the batch.
     """
     counts = future.row_counts
     if counts is None or not future.futures:
         return range(len(future.futures))
     if not knows_row_counts(future):
-        if not all(isinstance(cut, Cut) for cut in future._cuts):
+        if not all(isinstance(cut, Chunk) for cut in future._cuts):
             return ()
-        counts = _equal_counts(future, padded)
+        counts = _equal_counts(future)
     if not any(counts):
         # What has no rows is cut as a whole.
         return range(len(future.futures))
-    return {span.part for span in overlaps(counts, *_span(future, padded, counts))}
-
-
-def _equal_counts(future: DataProtoFuture[Any], padded: FuturePart | None) -> list[int]:
-    """The same number for all parts, which divides wherever the future is cut."""
-    pieces = [cut.num_pieces for cut in future._cuts if isinstance(cut, Cut)]
-    return [math.prod(pieces) * (1 if padded is None else padded.num_parts)] * len(future.futures)
-
-
-def _span(future: DataProtoFuture[Any], padded: FuturePart | None, counts: Sequence[int]) -> tuple[int, int]:
     try:
-        start, stop = span_of(future._cuts, sum(counts))
-        if padded is None:
-            return start, stop
-        first, last = padded.rows_of(stop - start).span(stop - start)
+        wanted = span_of(future._cuts, sum(counts))
     except ValueError:
         # The worker will tell what is wrong, or that the batch itself allows it.
-        return 0, sum(counts)
-    return start + first, start + last
+        wanted = 0, sum(counts)
+    return {span.part for span in overlaps(counts, *wanted)}
+
+
+def _equal_counts(future: DataProtoFuture[Any]) -> list[int]:
+    """The same number for all parts, which divides wherever the future is cut."""
+    pieces = [cut.num_pieces for cut in future._cuts if isinstance(cut, Chunk)]
+    return [math.prod(pieces)] * len(future.futures)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
-from verl_dispatch.planning.parts import FuturePart, PaddedPart
+from verl_dispatch.planning.parts import PaddedPart
 from verl_dispatch.planning.plan import RankCall, arguments_of, inner_of
 from verl_protocol import DataProtoFuture
 from verl_protocol.columns.walk import Replacer
@@ -82,11 +82,10 @@ class Arguments:
                     self._look_at(value, num_ranks[key])
 
     def _look_at(self, value: Any, num_ranks: int) -> None:
-        future = value.future if isinstance(value, FuturePart) else value
-        if isinstance(future, DataProtoFuture):
+        if isinstance(value, DataProtoFuture):
             # All pieces share the lists of parts and of row counts.
-            if all(future.futures is not known.futures for known in self.futures):
-                self.futures.append(future)
+            if all(value.futures is not known.futures for known in self.futures):
+                self.futures.append(value)
         elif not isinstance(value, ray.ObjectRef):
             bulky = {id(each): each for each in inner_of(value)}
             if bulky:
@@ -181,8 +180,6 @@ class Packer:
             return beside.slot(value)
         if isinstance(value, DataProtoFuture):
             return self._whole_part(value, beside) or self._place_future(value, beside)
-        if isinstance(value, FuturePart):
-            return replace(value, future=self._place_future(value.future, beside, value))
         if isinstance(value, PaddedPart):
             return replace(value, value=self._place(value.value, beside))
         ref = self._stored.get(id(value))
@@ -200,9 +197,7 @@ class Packer:
         rest.meta_info = {}
         return BatchWithSlots(rest, _WithoutStored(self._stored, beside)(batch.meta_info))
 
-    def _place_future(
-        self, future: DataProtoFuture[Any], beside: _References, padded: FuturePart | None = None
-    ) -> DataProtoFuture[Any]:
+    def _place_future(self, future: DataProtoFuture[Any], beside: _References) -> DataProtoFuture[Any]:
         """The future with what its worker will want beside it: all row counts, and the parts it likely needs.
 
         A worker must know the counts before it knows which parts to fetch. Where all parts have equal rows,
@@ -222,7 +217,7 @@ class Packer:
         if isinstance(placed, SealedFuture) and self._readers == "read_only" and self._prefetches:
             placed.read_only, placed.read = True, []
         if direct or self._prefetches:
-            needed = needed_parts(future, padded) if future.tells_rows else range(len(future.futures))
+            needed = needed_parts(future) if future.tells_rows else range(len(future.futures))
             exact = direct or knows_row_counts(future)
             placed.futures = [
                 self._part(part, beside, direct) if index in needed else None if exact else part

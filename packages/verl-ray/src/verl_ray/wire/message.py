@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 import ray
 from verl_dispatch.errors import NotPicklableError
-from verl_dispatch.planning.parts import FuturePart, PaddedPart
+from verl_dispatch.planning.parts import PaddedPart
 from verl_protocol import DataProtoFuture
 from verl_protocol.columns.travel import MOST_OBJECTS
 from verl_protocol.columns.walk import Replacer
@@ -128,8 +128,6 @@ def _filled(value: Any, refs: tuple[Any, ...]) -> Any:
         value.futures = [_filled(part, refs) for part in value.futures]
         if not isinstance(value, SealedFuture):
             value.futures = [opened(part) for part in value.futures]
-    elif isinstance(value, FuturePart):
-        _filled(value.future, refs)
     elif isinstance(value, PaddedPart):
         return replace(value, value=_filled(value.value, refs))
     elif isinstance(value, BatchWithSlots):
@@ -225,8 +223,6 @@ def check_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], answer: An
 
 def _read_of(value: Any) -> Any:
     """What a method that got a future has read of it."""
-    if isinstance(value, FuturePart):
-        return _read_of(value.future)
     return list(value.read) if isinstance(value, SealedFuture) else None
 
 

@@ -97,20 +97,20 @@ class SealedFuture(DataProtoFuture[Any]):
     read_only: bool = False
     read: Sequence[Any] = ()
 
-    def _made_of(self, spans: Any, counts: Sequence[int], values: Sequence[Any]) -> Any:
+    def _made_of(self, spans: Any, counts: Sequence[int], values: Sequence[Any]) -> tuple[Any, int]:
         if self.tells_rows and is_one_whole_part(spans, counts) and isinstance(values[0], Payload):
             # As layouts often are alike, this is worth a shorter way: nothing is cut, joined or copied later.
             made = values[0].open("read_only" if self.read_only else "many")
             if num_rows_of(made) == spans[0].stop:
-                return self._remembered(made)
+                return self._remembered(made), self._rows_before(counts)
         arrived = [value for value in values if isinstance(value, Payload)]
         # A function of the user's that puts parts together may write into them.
         safe = self.tells_rows
         parts = [opened(value, "one" if safe else "many") for value in values]
-        made = super()._made_of(spans, counts, parts)
+        made, num_rows = super()._made_of(spans, counts, parts)
         if not (arrived and safe):
-            return made
-        return self._remembered(settled(made, arrived, self.read_only))
+            return made, num_rows
+        return self._remembered(settled(made, arrived, self.read_only)), num_rows
 
     def _remembered(self, made: Any) -> Any:
         if isinstance(self.read, list):
