@@ -13,7 +13,7 @@ from verl_protocol import DataProtoFuture
 from verl_dispatch.errors import CallOptionError, InvalidModeError
 from verl_dispatch.methods import registry
 from verl_dispatch.methods.registered import RegisteredMethod
-from verl_dispatch.modes import Execute
+from verl_dispatch.modes import Broadcast, Execute
 from verl_dispatch.planning import collectors
 from verl_dispatch.planning.batches import answered_rows
 from verl_dispatch.planning.options import CURRENT_CALL, CallOptions, CallScope
@@ -71,10 +71,14 @@ class CallPlanner:
         if not spec.is_custom:
             self._method.check_binding(args, kwargs)
         world_size = self._group.world_size
+        reads = rest = self._method.options.reads
+        if reads is not None and not spec.is_custom and not self._options.balance:
+            # What is not read is not even split; batches inside other arguments show when these are.
+            args, kwargs = reads.chosen(args, kwargs)
+            rest = reads if any(map(_may_hold_batches, (*args, *kwargs.values()))) else None
         scatter = self._scatter(spec, world_size, args, kwargs)
-        reads = self._method.options.reads
         plan = CallPlan(
-            scatter.calls if reads is None else with_columns(scatter.calls, reads),
+            scatter.calls if rest is None else with_columns(scatter.calls, rest),
             self._method.name,
             self.mode,
             world_size,
@@ -125,6 +129,10 @@ class CallPlanner:
             layout = None
         single = scatter.collect is collectors.SINGLE
         return CustomCollector(name, ranks, layout, self._group, spec.collect_fn, single)
+
+
+def _may_hold_batches(argument: object) -> bool:
+    return isinstance(argument, (list, tuple, Mapping, Broadcast))
 
 
 def _why_refused(option: str, spec: registry.ModeSpec) -> str:
