@@ -244,6 +244,18 @@ def test_a_replay_starts_no_group_of_a_program_without_a_guard(tmp_path: Path) -
     assert files(tmp_path / "calls") == before
 
 
+def test_a_program_that_was_started_as_a_module_may_import_what_lies_beside_it(tmp_path: Path) -> None:
+    package = tmp_path / "adding"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "settings.py").write_text("FOLDER = 'calls'\n")
+    (package / "program.py").write_text("from .settings import FOLDER\n" + PROGRAM)
+    subprocess.run([sys.executable, "-m", "adding.program"], cwd=tmp_path, check=True, timeout=120)
+    calls = {bool(RecordedCall.read(path).facts["error"]): path for path in files(tmp_path / "calls")}
+    code, said = replayed(calls[False])
+    assert (code, said.splitlines()[-1]) == (0, "the call returned tensor([2., 2.])")
+
+
 def test_a_class_in_a_module_beside_the_program_is_found(tmp_path: Path) -> None:
     adder, guard, driver = PROGRAM.partition("if __name__")
     module, program = tmp_path / "adders.py", tmp_path / "program.py"

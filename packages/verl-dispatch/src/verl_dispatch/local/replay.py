@@ -79,7 +79,7 @@ class RecordedCall:
         return self._loads(made_from), info, self._loads(call)
 
     def _loads(self, data: bytes) -> Any:
-        return _Unpickler(data, self.facts["main"]).load()
+        return _Unpickler(data, self.facts["main"], self.facts.get("module")).load()
 
     @cached_property
     def rank(self) -> LocalRank:
@@ -112,21 +112,26 @@ class RecordedCall:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds what the recording program itself defined, by running its file as `multiprocessing` does."""
+    """Finds what the recording program itself defined, by running it as `multiprocessing` does.
 
-    def __init__(self, data: bytes, main: str | None) -> None:
+    Args:
+        main: the file of the program.
+        module: its name, where it was started by `python -m`.
+    """
+
+    def __init__(self, data: bytes, main: str | None, module: str | None) -> None:
         super().__init__(io.BytesIO(data))
-        self._main = main
+        self._main, self._module = main, module
 
     def find_class(self, module: str, name: str, /) -> Any:
         here = getattr(sys.modules["__main__"], "__file__", None)
         if module != "__main__" or self._main in (None, here):
             return super().find_class(module, name)
-        return reduce(getattr, name.split("."), _program(self._main))
+        return reduce(getattr, name.split("."), _program(self._main, self._module))
 
 
 @cache
-def _program(path: str) -> Any:
+def _program(path: str, module: str | None) -> Any:
     """The module of a program, whose part under `if __name__ == "__main__"` does not run."""
     made = ModuleType("__recorded__")
     WorkerGroup._refusal = (
@@ -134,7 +139,8 @@ def _program(path: str) -> Any:
         'put what it does under if __name__ == "__main__": and replay again'
     )
     try:
-        made.__dict__.update(runpy.run_path(path, run_name=made.__name__))
+        run = partial(runpy.run_path, path) if module is None else partial(runpy.run_module, module)
+        made.__dict__.update(run(run_name=made.__name__))
     finally:
         WorkerGroup._refusal = ""
     sys.modules[made.__name__] = made

@@ -176,6 +176,7 @@ class Recorder:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "main": getattr(sys.modules["__main__"], "__file__", None),
+            "module": getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None),
             "path": [os.path.abspath(entry) for entry in sys.path],
         }
         try:
