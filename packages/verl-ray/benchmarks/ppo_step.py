@@ -88,8 +88,9 @@ class GroupStep:
         group, batch = self.group, self.prompts
         generate, *makers, update_critic, update_actor = self.calls
         batch = batch.select().union(generate(batch))
-        for call in makers:
-            batch.union(call(batch))
+        # None of these needs another one, so all are under way at once, as in the step by hand.
+        for later in [call.submit(batch) for call in makers]:
+            batch.union(later.result())
         # Chunk by chunk, as the column that is made is all that the driver has to hold; and by numpy, as in
         # the other step, for torch's threads wait for each other while the workers have the cores.
         advantages = np.empty((len(batch), self.width), np.float32)
