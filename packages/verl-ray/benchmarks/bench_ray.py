@@ -33,7 +33,7 @@ from data_sizes import LARGE_ROWS, SMALL_ROWS, WIDTH, Arrays, with_names
 from memory import memory_left
 from other_ways import mpi_medians, verl_medians
 from plain import PlainGroup
-from ppo_step import GroupStep, PlainStep, group_of, prompts_of
+from ppo_step import GroupStep, PlainStep, costs_of, group_of, prompts_of
 from startup import startup_rows
 from verl_protocol import DataProto
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
@@ -90,6 +90,7 @@ class Bench:
         yield from self._futures(large, batch)
         yield from self._steps(1024, 2048, (1.2, 1.35))
         yield from self._steps(256, 1024, (1.35, 1.35))
+        yield from self._steps(256, 1024, (1.35, 1.35), image_bytes=200_000)
 
     def _to_all(self, large: Arrays, batch: DataProto) -> Iterator[Case]:
         plain, group, size = self.plain, self.group, megabytes(large)
@@ -145,21 +146,44 @@ class Bench:
             Aim(1.25),
         )
 
-    def _steps(self, rows: int, width: int, limits: tuple[float, float]) -> Iterator[Case]:
+    def _steps(
+        self, rows: int, width: int, limits: tuple[float, float], *, image_bytes: int = 0
+    ) -> Iterator[Case]:
         """A step of PPO with columns that stay where they are, beside references wired by hand."""
-        group, prompts, size = (
-            group_of(self.pool, width, remote=True),
-            prompts_of(rows),
-            len(self.plain.actors),
-        )
+        group = group_of(self.pool, width, remote=True)
+        prompts, size = group.put(prompts_of(rows, image_bytes=image_bytes)), len(self.plain.actors)
+        images = f" and {rows * image_bytes / 1e6:.0f} MB of images" if image_bytes else ""
         try:
             for how, writable, limit in zip(("views", "copies"), (False, True), limits, strict=True):
-                by_hand = PlainStep(size, rows, width, writable)
-                work = f"PPO step of eight calls {rows * width * 28 / 1e6:.1f} MB, workers read {how}"
+                by_hand = PlainStep(size, rows, width, writable, image_bytes=image_bytes)
+                work = f"PPO step of eight calls {step_megabytes(rows, width)}{images}, workers read {how}"
                 yield Case(work, GroupStep(group, prompts, width, writable), by_hand, Aim(limit))
                 by_hand.close()
         finally:
             group.shutdown()
+
+
+def step_megabytes(rows: int, width: int) -> str:
+    """The size of the columns of a step: two of int64, three of float32."""
+    return f"{rows * width * 28 / 1e6:.1f} MB"
+
+
+def step_rows(pool: Any, rounds: int) -> list[Row]:
+    """A step of PPO with remote columns beside the same step with whole batches."""
+    rows, width = 1024, 2048
+    groups = {name: group_of(pool, width, remote=name == "remote") for name in ("remote", "whole")}
+    try:
+        steps = {name: GroupStep(group, prompts_of(rows), width, True) for name, group in groups.items()}
+        found = costs_of(steps, rounds)
+    finally:
+        for group in groups.values():
+            group.shutdown()
+    aims = {"clock": 0.5, "driver CPU": 0.33, "all CPU": 0.55}
+    work = f"PPO step of eight calls {step_megabytes(rows, width)}, remote columns"
+    return [
+        Row(f"{work}, {what}", found["remote"][what], "whole batches", found["whole"][what], Aim(aims[what]))
+        for what in aims
+    ]
 
 
 def megabytes(arrays: Arrays) -> str:
@@ -185,6 +209,8 @@ def run(options: argparse.Namespace, others: dict[str, dict[str, float]]) -> tup
         rows += [
             measured(case, options.rounds, others) for case in bench.cases() if options.only in case.work
         ]
+        if options.only in "PPO step of eight calls, remote columns beside whole batches":
+            rows += step_rows(bench.pool, options.rounds)
         left = memory_left(bench.group.echo, as_batch(with_names(MEMORY_ROWS)), MEMORY_CALLS)
     finally:
         bench.close()

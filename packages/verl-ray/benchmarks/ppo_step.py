@@ -6,11 +6,14 @@ expert writes who knows which rank reads what. The group gets whole batches, wit
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import ray
 import torch
+from numpy.typing import NDArray
 from verl_dispatch import Dispatch, Worker, register
 from verl_protocol import DataProto
 from verl_ray import RayClassWithInitArgs, RayWorkerGroup
@@ -26,8 +29,10 @@ class StepWorker(Worker):
         super().__init__()
         self.width = width
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, reads=["prompts"])
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, reads=["prompts", "images?"])
     def generate(self, data: DataProto) -> DataProto:
+        if "images" in data:
+            data.tensor("images")[:, -1].sum()
         ids = data.tensor("prompts")[:, :1].repeat(1, self.width)
         return DataProto.from_dict({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
 
@@ -99,7 +104,8 @@ class GroupStep:
             scores, values = (part.tensor(key).numpy() for key in ("scores", "values"))
             np.subtract(scores[:, None], values, out=advantages[start : start + len(part)])
             start += len(part)
-        batch.union(group.put(DataProto.from_dict({"advantages": torch.from_numpy(advantages)})))
+        made = DataProto.from_dict({"advantages": torch.from_numpy(advantages)})
+        batch.union(group.put(made) if group.answers_stay_remote else made)
         losses = [*update_critic(batch), *update_actor(batch)]
         group.save(1)
         return float(sum(losses))
@@ -115,7 +121,9 @@ class PlainActor:
         for array in arrays:
             (array.copy() if self.writable else array)[:, -1].sum()
 
-    def generate(self, prompts: Any) -> Any:
+    def generate(self, prompts: Any, images: Any = None) -> Any:
+        if images is not None:
+            self._read(images)
         ids = np.repeat(prompts[:, :1], self.width, axis=1)
         return ids, np.ones_like(ids)
 
@@ -138,10 +146,15 @@ class PlainActor:
 class PlainStep:
     """The step with references wired by hand."""
 
-    def __init__(self, num_workers: int, rows: int, width: int, writable: bool) -> None:
+    def __init__(
+        self, num_workers: int, rows: int, width: int, writable: bool, *, image_bytes: int = 0
+    ) -> None:
         actor_class = ray.remote(num_cpus=0)(PlainActor)
         self.actors: list[Any] = [actor_class.remote(width, writable) for _ in range(num_workers)]
-        self.parts = np.array_split(np.ones((rows, PROMPT_WIDTH), np.int64), num_workers)
+        parts = np.array_split(np.ones((rows, PROMPT_WIDTH), np.int64), num_workers)
+        self.given: list[Any] = [(part,) for part in parts]
+        if image_bytes:
+            self.given = [(part, ray.put(np.ones((len(part), image_bytes), np.uint8))) for part in parts]
 
     def _all(self, method: str, *columns: list[Any]) -> list[Any]:
         return [
@@ -150,8 +163,8 @@ class PlainStep:
 
     def __call__(self) -> float:
         made = [
-            actor.generate.options(num_returns=2).remote(part)
-            for actor, part in zip(self.actors, self.parts, strict=True)
+            actor.generate.options(num_returns=2).remote(*given)
+            for actor, given in zip(self.actors, self.given, strict=True)
         ]
         ids, mask = [ref for ref, _ in made], [ref for _, ref in made]
         log_probs = self._all("per_token", ids, mask)
@@ -178,6 +191,30 @@ def group_of(pool: Any, width: int, **options: Any) -> Any:
     return RayWorkerGroup(pool, RayClassWithInitArgs(StepWorker, width), **options)
 
 
-def prompts_of(rows: int) -> DataProto:
-    """What a step begins with."""
-    return DataProto.from_dict({"prompts": torch.ones(rows, PROMPT_WIDTH, dtype=torch.int64)})
+def prompts_of(rows: int, *, image_bytes: int = 0) -> DataProto:
+    """What a step begins with; `image_bytes` is the size of an image, 0 for none."""
+    images = {"images": torch.ones(rows, image_bytes, dtype=torch.uint8)} if image_bytes else {}
+    return DataProto.from_dict({"prompts": torch.ones(rows, PROMPT_WIDTH, dtype=torch.int64), **images})
+
+
+def costs_of(steps: Mapping[str, GroupStep], rounds: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of a step of each kind, in turns: on the clock, of the driver's CPU, of all CPU."""
+    totals = {name: np.zeros(3) for name in steps}
+    for turn in range(2 + rounds):
+        for name, step in steps.items():
+            before = _spent(step)
+            step()
+            totals[name] += _spent(step) - before if turn >= 2 else 0
+    what = ("clock", "driver CPU", "all CPU")
+    return {name: dict(zip(what, total / rounds * 1e3, strict=True)) for name, total in totals.items()}
+
+
+def _spent(step: GroupStep) -> NDArray[np.float64]:
+    """Seconds on the clock, of this process's CPU, and of that and the workers' together."""
+    workers: list[float] = ray.get([worker.__ray_call__.remote(_cpu_s) for worker in step.group.workers])
+    own = time.process_time()
+    return np.array([time.perf_counter(), own, own + sum(workers)])
+
+
+def _cpu_s(worker: Any) -> float:
+    return time.process_time()
