@@ -27,7 +27,7 @@ MergeRule: TypeAlias = (
 def copy_meta(meta: Mapping[str, Any] | None) -> dict[str, Any]:
     """`meta` with every dict, list and set in it copied, and everything else as it is."""
     made: dict[str, Any] = {}
-    if meta is not None:
+    if meta is not None and meta != {}:
         copied = Replacer(anew=True)
         copied.remember(meta, made)
         for key, value in mapping("meta_info", meta).items():
