@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from verl_protocol.batch.state import Columns
 from verl_protocol.columns import ops
 from verl_protocol.columns.reading import InProcessStore, read, read_all
 from verl_protocol.columns.remote import Piece, RemoteColumn, concat_remote, form_of
+from verl_protocol.wire import ReadOnlyWriteError
+from verl_protocol.wire.guard import sharing_reads
 
 FULL = full_batch(6)
 """A batch with a column of each kind."""
@@ -92,6 +95,49 @@ def test_pieces_of_a_column_put_together_are_the_column() -> None:
     column = stored(torch.arange(8), [4, 4])
     joined = concat_remote([column.take(range(3)), column.take(range(3, 8))])
     assert (joined.pieces, joined.rows) == (column.pieces, range(8))
+
+
+WRITES: dict[str, Callable[[DataProto], Any]] = {
+    "column": lambda data: data.tensor("dense").add_(1),
+    "slice": lambda data: data[1:3].tensor("dense").add_(1),
+    "chunk": lambda data: data.chunk(7)[1].tensor("dense").add_(1),
+    "joined": lambda data: DataProto.concat([data]).tensor("dense").add_(1),
+    "taken out": lambda data: data.pop(["dense"]).tensor("dense").add_(1),
+    "jagged": lambda data: data.tensor("jagged").mul_(2),
+    "row of a jagged one": lambda data: data.tensor("jagged")[2].add_(1),
+    "values of a jagged one": lambda data: data[2:4].tensor("jagged").values().add_(1),
+}
+
+
+def remote_pair(store: InProcessStore) -> DataProto:
+    """A batch of a dense and a jagged column of seven rows."""
+    rows = [torch.arange(length) for length in (3, 0, 5, 1, 2, 2, 7)]
+    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    columns: dict[str, Any] = {"dense": torch.arange(14).reshape(7, 2), "jagged": jagged}
+    ref = store.put(columns)
+    held: dict[str, Any] = {
+        key: RemoteColumn(form_of(column), [Piece(store, ref, key, 7, 112)])
+        for key, column in columns.items()
+    }
+    return DataProto()._with(held, 7, {})
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_into_a_view_of_the_store_is_noticed_whatever_became_of_the_batch(write: str) -> None:
+    data = remote_pair(InProcessStore())
+    key = "jagged" if "jagged" in write else "dense"
+    with pytest.raises(ReadOnlyWriteError, match=key), sharing_reads(True):
+        WRITES[write](data)
+
+
+def test_reading_views_without_a_write_is_no_error_and_ends_with_its_block() -> None:
+    data = remote_pair(InProcessStore())
+    with sharing_reads(True):
+        assert int(data[1:3].tensor("dense").sum()) == 14
+        later = contextvars.copy_context()
+    # A task that goes on after the call has the context of the call.
+    later.run(lambda: data[1:3].tensor("dense").zero_())
+    assert int(data[1:3].tensor("dense").sum()) == 14
 
 
 def test_only_pieces_that_hold_rows_of_the_column_are_fetched() -> None:

@@ -36,12 +36,16 @@ class InProcessStore:
         return [piece.ref.columns for piece in pieces]
 
 
-_watch: ContextVar[Callable[[Any], object] | None] = ContextVar("verl_protocol_watch", default=None)
+_watch: ContextVar[Callable[[Any], bool] | None] = ContextVar("verl_protocol_watch", default=None)
 
 
 @contextmanager
-def reading_views(watch: Callable[[Any], object]) -> Iterator[None]:
-    """What is read here may lie in the memory of the store; `watch` gets it, a dict of columns by key."""
+def reading_views(watch: Callable[[Any], bool]) -> Iterator[None]:
+    """What is read here may lie in the memory of the store, where `watch` allows it.
+
+    Args:
+        watch: gets columns by key.
+    """
     token = _watch.set(watch)
     try:
         yield
@@ -141,12 +145,8 @@ def _assembled(
     rows = model.rows if isinstance(model.rows, range) else torch.from_numpy(model.rows)
     taken = ops.take_all(whole, rows)
     made, watch = taken, _watch.get()
-    if len(parts) == 1 and isinstance(model.rows, range):
-        # Tensors made under inference mode count no writes, so nothing could be noticed.
-        if watch is None or any(torch.is_tensor(each) and each.is_inference() for each in taken.values()):
-            made = ops.concat_all([taken])
-        else:
-            watch(made)
+    if len(parts) == 1 and isinstance(model.rows, range) and (watch is None or not watch(taken)):
+        made = ops.concat_all([taken])
     for key, column in made.items():
         device = columns[key].form.device
         if isinstance(column, np.ndarray):

@@ -8,12 +8,12 @@ are not counted.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from verl_protocol.columns.walk import leaves
+from verl_protocol.columns.walk import leaves, visited
 from verl_protocol.errors import ReadOnlyWriteError
 from verl_protocol.kinds import is_tensor
 
@@ -47,10 +47,14 @@ def watch(value: T, made: Sequence[torch.Tensor] | None = None) -> T:
     """
     # Tensors made under inference mode count no writes.
     tensors = [(name, tensor) for name, tensor in _tensors(value, made) if not tensor.is_inference()]
-    guard = _Guard(tuple((name, tensor._version, tensor.detach()) for name, tensor in tensors))
+    guard = _guard_of(tensors)
     for _, tensor in tensors:
         setattr(tensor, GUARD_ATTRIBUTE, guard)
     return value
+
+
+def _guard_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> _Guard:
+    return _Guard(tuple((name, tensor._version, tensor.detach()) for name, tensor in tensors))
 
 
 def _tensors(value: object, made: Sequence[torch.Tensor] | None) -> Iterator[tuple[str, torch.Tensor]]:
@@ -69,14 +73,37 @@ def _tensors(value: object, made: Sequence[torch.Tensor] | None) -> Iterator[tup
 
 @contextmanager
 def sharing_reads(shared: bool) -> Iterator[None]:
-    """If `shared`, remote columns that are read here may be views of their store, watched for writes."""
+    """If `shared`, remote columns that are read here may be views of their store, watched for writes.
+
+    What goes on after the block, such as a task that it started, reads copies again.
+
+    Raises:
+        ReadOnlyWriteError: one was written to, whatever has become of the batch that it was read of.
+    """
     if not shared or "torch" not in sys.modules:
         yield
         return
     from verl_protocol.columns.reading import reading_views
 
-    with reading_views(watch):
-        yield
+    guards: list[_Guard] = []
+    is_open = True
+
+    def watched(columns: object) -> bool:
+        # Of a jagged one also what it consists of: its own count does not tell of a write into that.
+        tensors = [(name, found) for name, found in visited(columns) if is_tensor(found)]
+        # Tensors made under inference mode count no writes, so nothing could be noticed.
+        if not is_open or any(tensor.is_inference() for _, tensor in tensors):
+            return False
+        guards.append(_guard_of(tensors))
+        return True
+
+    with reading_views(watched):
+        try:
+            yield
+        finally:
+            is_open = False
+    for guard in guards:
+        guard.check()
 
 
 def check_unwritten(value: object) -> None:
