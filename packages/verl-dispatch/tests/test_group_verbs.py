@@ -172,6 +172,31 @@ def test_a_future_with_row_counts_is_padded_by_fetching_only_its_rows() -> None:
     assert fetched == [0, 0, 1, 1, 1]
 
 
+@pytest.mark.parametrize("rows", [(4, 4), (2, 3), (0, 1), (3, 0), (0, 0)])
+@pytest.mark.parametrize("with_counts", [True, False])
+def test_a_padded_future_keeps_the_metrics_of_all_its_parts(
+    group: Any, rows: tuple[int, int], with_counts: bool
+) -> None:
+    parts = [DataProto.from_dict({"i": torch.arange(size)}) for size in rows]
+    for part, loss in zip(parts, (0.5, 0.25), strict=True):
+        part.meta_info["metrics"] = {"loss": loss}
+    future = DataProtoFuture(DataProto.concat, parts, row_counts=rows if with_counts else None)
+    answer = group.batch.options(auto_padding=True)(future)
+    assert len(answer) == sum(rows)
+    assert answer.meta_info["metrics"] == {"loss": [0.5, 0.25]}
+
+
+def test_a_chunk_of_a_padded_piece_asks_for_padding_as_the_piece_does(group: Any) -> None:
+    class Inner(Worker):
+        @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC, materialize_futures=False)
+        def rows_of_chunks(self, d: DataProtoFuture[DataProto]) -> list[Any]:
+            inner: Any = LocalWorkerGroup(Echo, 2)
+            return [inner.rows(chunk) for chunk in d.chunk(2)]
+
+    outer: Any = LocalWorkerGroup(Inner, 1)
+    assert outer.rows_of_chunks(group.batch_later(batch(6, auto_padding=True))) == [[[2, 2], [2, 2]]]
+
+
 def test_a_future_beside_a_batch_must_have_its_rows(group: Any) -> None:
     class Both(Worker):
         @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)

@@ -98,7 +98,8 @@ class PaddedChunk(Chunk):
             raise unequal_rows(self.method, {"another batch": self.num_rows, "a future": num_rows})
         pad = padded_layout(num_rows, self.num_pieces).pad[self.piece]
         own = range(self.size(num_rows) - pad)
-        return batches.padded_parts(rows, [(own, pad)], first=self.piece)[0]
+        # Rows bring the metrics of the parts that begin in them; copies of another piece's row bring none.
+        return batches.padded_parts(rows, [(own, pad)], first=0 if own else self.piece)[0]
 
     def trim(self, num_rows: int) -> RowTrim | None:
         """How the worker trims its answer; None where the driver does."""

@@ -127,12 +127,12 @@ class DataProtoFuture(PendingBatch, Generic[B_co]):
         return [self._cut(Chunk(count, piece, flag("uneven", uneven))) for piece in range(count)]
 
     def _cut(self, cut: Cut) -> DataProtoFuture[B_co]:
-        if self._cuts and self._cuts[-1].pads:
-            # Which rows a piece of padded rows needs shows when these are there.
-            return DataProtoFuture(concat_batches, [self])._cut(cut)
         piece: DataProtoFuture[B_co] = object.__new__(type(self))
         piece.__dict__.update(self.__dict__)
-        piece._cuts = (*self._cuts, cut)
+        if self._cuts and self._cuts[-1].pads:
+            # Which rows a piece of padded rows needs shows when these are there.
+            piece.__dict__.update(DataProtoFuture(concat_batches, [self]).__dict__)
+        piece._cuts = (*piece._cuts, cut)
         return piece
 
     def get(self, timeout: float | None = None, fetch: Fetch | None = None) -> B_co:
