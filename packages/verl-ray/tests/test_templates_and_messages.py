@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import pickle
 import subprocess
 import sys
@@ -245,6 +246,23 @@ def test_methods_of_our_classes_travel_by_name() -> None:
         pickle.dumps(packed([DataProto.from_dict, DataProto.concat, batch.__len__], "one"))
     )
     assert (made, joined, counted()) == (DataProto.from_dict, DataProto.concat, 3)
+
+
+def test_what_goes_by_a_name_of_ours_and_is_something_else_travels_as_it_is() -> None:
+    class Reversed(DataProto):
+        def keep(self) -> Any:
+            return super().__len__
+
+        def __len__(self) -> int:
+            return -7
+
+    @functools.wraps(DataProto.concat)
+    def wrapper(parts: Any) -> str:
+        return "wrapped"
+
+    sent = [Reversed.from_dict(tensors={"i": torch.arange(3)}).keep(), wrapper]
+    inherited, wrapped = pickle.loads(pickle.dumps(packed(sent, "one")))
+    assert (inherited(), wrapped([])) == (3, "wrapped")
 
 
 def test_the_slowest_rank_is_the_one_ready_last() -> None:
