@@ -298,6 +298,16 @@ def test_only_columns_of_which_few_rows_are_left_are_copied_out_by_compact() -> 
     assert data[:3].compact().equals(full_batch(32)[:3])
 
 
+def test_compact_lets_go_of_pieces_of_which_no_row_is_left_and_keeps_what_was_read() -> None:
+    data = remote(full_batch(32), num_pieces=4)[[0, 2, 1, 3]]
+    read = data.tensor("a")
+    compacted = data.compact()
+    assert "a: int64[4, 2] remote in 4 pieces" in repr(data)
+    assert "a: int64[4, 2] remote in 1 piece\n" in repr(compacted)
+    assert compacted.tensor("a") is read
+    assert compacted.equals(full_batch(32)[[0, 2, 1, 3]])
+
+
 def test_fetch_names_a_column_that_is_not_there() -> None:
     with pytest.raises(KeyError, match="nope"):
         remote(FULL).fetch("nope")

@@ -92,19 +92,19 @@ class BatchColumns(BatchRows):
     def compact(self) -> Self:
         """A batch in which no remote column keeps rows in the store of which it has only few.
 
-        Of each reference of which a column has less than an eighth of the rows, these rows are copied here.
+        A column that has less than an eighth of the rows of its pieces is copied here; any other lets go of
+        the pieces of which it has none.
 
         Raises:
             ColumnsLost: rows that are no longer there.
         """
         held = self._held()
-        sparse = {
-            key: column
-            for key, column in held.items()
-            if isinstance(column, RemoteColumn) and column.is_sparse
+        kept: dict[str, Any] = {
+            key: column.trimmed() for key, column in held.items() if isinstance(column, RemoteColumn)
         }
+        sparse = {key: held[key] for key, column in kept.items() if column.is_sparse}
         return self._with(
-            {**held, **read_all(sparse)} if self._has_batch() else None,
+            {**held, **kept, **read_all(sparse)} if self._has_batch() else None,
             self._checked_rows(),
             dict(self.non_tensor_batch),
         )

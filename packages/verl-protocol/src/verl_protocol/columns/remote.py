@@ -217,10 +217,14 @@ class RemoteColumn:
         if isinstance(self.rows, range) and self.rows.step == 1:
             # What lies between two pieces that are used is used, or has no rows.
             shift = starts[used[0]] if used else 0
-            return RemoteColumn(self.form, kept, range(self.rows.start - shift, self.rows.stop - shift))
-        shifts = np.zeros(len(self.pieces), np.int64)
-        shifts[used] = np.asarray(_starts_of(kept)[:-1]) - np.asarray(starts)[used]
-        return RemoteColumn(self.form, kept, _shifted(self.rows, starts, shifts))
+            rows: RowMap = range(self.rows.start - shift, self.rows.stop - shift)
+        else:
+            shifts = np.zeros(len(self.pieces), np.int64)
+            shifts[used] = np.asarray(_starts_of(kept)[:-1]) - np.asarray(starts)[used]
+            rows = _shifted(self.rows, starts, shifts)
+        fewer = RemoteColumn(self.form, kept, rows)
+        fewer._fetched, fewer._version = self._fetched, self._version
+        return fewer
 
     def to(self, device: torch.device) -> RemoteColumn:
         """The same rows, to be read onto a device."""
