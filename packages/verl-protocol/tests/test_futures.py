@@ -151,7 +151,11 @@ def test_chunking_and_counting_fetch_nothing() -> None:
 
 
 def test_a_repr_is_short_and_fetches_nothing() -> None:
+    class OfABackend(DataProtoFuture[DataProto]):
+        """A backend's own kind, which is a DataProtoFuture to whoever has it."""
+
     whole, parts = counted([1] * 1000)
+    assert repr(OfABackend(len, parts)) == "DataProtoFuture(1000 parts)"
     assert repr(whole) == "DataProtoFuture(1000 parts)"
     assert repr(whole.chunk(4)[1]) == "DataProtoFuture(1000 parts, piece 1 of 4)"
     deep = whole

@@ -100,7 +100,8 @@ class DataProtoFuture(PendingBatch, Generic[B_co]):
     def __repr__(self) -> str:
         parts = f"{len(self.futures)} part{'' if len(self.futures) == 1 else 's'}"
         cuts = "".join(f", {cut}" for cut in self._cuts[-_MOST_CUTS:])
-        return f"{type(self).__name__}({parts}{', ...' if len(self._cuts) > _MOST_CUTS else ''}{cuts})"
+        # What it is to whoever has it; how a backend made it is no matter of theirs.
+        return f"DataProtoFuture({parts}{', ...' if len(self._cuts) > _MOST_CUTS else ''}{cuts})"
 
     @staticmethod
     def concat(data: Sequence[Part]) -> DataProtoFuture[Any]:
