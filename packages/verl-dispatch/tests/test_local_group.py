@@ -22,6 +22,7 @@ from verl_dispatch.methods.decorator import register
 from verl_dispatch.modes import Dispatch
 from verl_dispatch.planning.options import CallOptions
 from verl_dispatch.workers.worker import Worker
+from verl_protocol import DataProto
 
 pytestmark = pytest.mark.timeout(60)
 VARIABLES = (
@@ -639,3 +640,34 @@ def test_workers_are_there_for_a_look_inside(group: Any) -> None:
     assert group.worker_names[1].endswith(":1")
     assert set(group.startup_report()) >= {"placement_s", "actors_s", "init_s", "slowest_rank"}
     assert group.start_worker_aliveness_check() is None
+
+
+class Relay(Worker):
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def begin(self, batch: Any) -> Any:
+        raise KeyError("no such row")
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def go_on(self, batch: Any) -> Any:
+        return batch
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def ask_others(self, batch: Any) -> Any:
+        with LocalWorkerGroup(Relay, 1) as group:
+            return group.begin.call(batch)
+
+
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_a_call_that_got_the_future_of_a_failed_one_fails_like_that_one(concurrent: bool) -> None:
+    batch = DataProto.from_dict(tensors={"x": torch.arange(4)})
+    with LocalWorkerGroup(Relay, 2, concurrent=concurrent) as group:
+        for given in (group.begin(batch), group.go_on(group.begin(batch)), group.begin(batch).chunk(1)[0]):
+            with pytest.raises(WorkerGroupError) as caught:
+                group.go_on.call(given)
+            assert caught.value.method == "begin"
+            assert isinstance(caught.value.errors[0].cause, KeyError)
+            assert str(caught.value).count("Traceback") == 1
+            assert "an argument of method 'go_on'" in caught.value.__notes__[0]
+        with pytest.raises(WorkerGroupError) as caught:
+            group.ask_others(batch)
+        assert caught.value.method == "ask_others"

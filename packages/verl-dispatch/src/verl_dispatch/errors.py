@@ -8,10 +8,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from verl_protocol.errors import InvalidArgumentError, PortableError
 from verl_protocol.errors import RowCountError as RowCountError
 from verl_protocol.errors import UnevenRowsError as UnevenRowsError
+
+E = TypeVar("E", bound=BaseException)
 
 # A message is for reading: what a worker said in full is in the failure's `cause` and `traceback`.
 _MOST_OF_A_CAUSE, _MOST_OF_A_TRACEBACK = 2_000, 20_000
@@ -245,6 +248,12 @@ class WorkerGroupError(PortableError, RuntimeError):
 
     def _where(self) -> str:
         return _ranks(self.failed_ranks) if self.failed_ranks else "an unknown rank"
+
+
+def given_to(error: E, method: str, group: str) -> E:
+    """The error of a call, noted to be told where another call was given its result."""
+    error.add_note(f"its result was an argument of method {method!r} of group {group!r}")
+    return error
 
 
 class CallTimeout(PortableError, TimeoutError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -18,7 +18,7 @@ from verl_protocol.columns.remote import Origin
 from verl_protocol.futures.any_batch import is_proto
 from verl_protocol.futures.parts import Deadline, until_done
 
-from verl_dispatch.errors import CallTimeout, WorkerFailure, WorkerGroupError, _ranks
+from verl_dispatch.errors import CallTimeout, WorkerFailure, WorkerGroupError, _ranks, given_to
 from verl_dispatch.groups.call import Call
 from verl_dispatch.local.copies import PrivateFuture
 from verl_dispatch.planning.batches import answered_rows
@@ -113,7 +113,7 @@ class LocalCall(Call):
         if error is None:
             future.set_result(value)
         else:
-            future.set_exception(self._failure({rank: error}))
+            future.set_exception(self._told_earlier({rank: error}) or self._failure({rank: error}))
 
     def data_future(self) -> DataProtoFuture[Any]:
         """The future of a batch, which knows how many rows each answer has once it is there."""
@@ -126,10 +126,10 @@ class LocalCall(Call):
         )
 
     def error(self, errors: Mapping[int, BaseException], silent: Sequence[int]) -> WorkerGroupError:
-        """The failures of these ranks; silent ones leave the group broken."""
+        """The failures of these ranks, or of a call that made their future; silent ranks break the group."""
         if silent:
             self._break_off(list(errors))
-        return self._failure(errors, silent)
+        return (None if silent else self._told_earlier(errors)) or self._failure(errors, silent)
 
     def check(self, waiting: bool) -> None:
         """Refuse what was sent before a restart.
@@ -150,6 +150,16 @@ class LocalCall(Call):
     def _break_off(self, ranks: Sequence[int]) -> None:
         if self.generation == self.life.generation:
             self.life.break_off(f"an earlier failure in '{self.plan.method}'", ranks)
+
+    def _told_earlier(self, errors: Mapping[int, BaseException]) -> WorkerGroupError | None:
+        """The failure of a call whose future these ranks were given, if none of them failed otherwise."""
+        given = {call.rank: (*call.args, *call.kwargs.values()) for call in self.plan.calls}
+        found = [_failure_among(given[rank], error) for rank, error in errors.items()]
+        if (first := found[0]) is None or None in found:
+            return None
+        told = WorkerGroupError(first.group, first.method, first.errors, first.unanswered_ranks)
+        told.__cause__ = first.__cause__
+        return given_to(told, self.plan.method, self.group)
 
     def _failure(self, errors: Mapping[int, BaseException], silent: Sequence[int] = ()) -> WorkerGroupError:
         failures = {rank: failure_of(rank, error) for rank, error in errors.items()}
@@ -201,6 +211,18 @@ class AnswerRows:
     async def _awaited(self) -> int:
         await until_done(self.answer, Deadline(None))
         return self.result()
+
+
+def _failure_among(values: Iterable[Any], error: BaseException) -> WorkerGroupError | None:
+    """The error, if it is that of an answer which one of the values is made of."""
+    if not isinstance(error, WorkerGroupError):
+        return None
+    for value in values:
+        if isinstance(value, DataProtoFuture) and _failure_among(value.futures, error):
+            return error
+        if isinstance(value, LocalFuture) and value.done() and value.exception() is error:
+            return error
+    return None
 
 
 def failure_of(rank: int, error: BaseException) -> WorkerFailure:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import ray
+from verl_dispatch.errors import given_to
 from verl_dispatch.groups.call import Call
 from verl_dispatch.planning.collectors import BatchCollector
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions
@@ -21,7 +22,6 @@ from verl_ray.calls.failures import (
     Makers,
     explained,
     failure_of,
-    given_to,
     has_failed,
     is_gone,
     late,

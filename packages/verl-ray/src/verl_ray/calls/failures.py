@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import ray
 from ray import exceptions
 from verl_dispatch.errors import CallTimeout, WorkerFailure
 
 from verl_ray.worker.host import WorkerReport
-
-E = TypeVar("E", bound=BaseException)
-
 
 _GONE = (
     exceptions.RayActorError,
@@ -139,12 +136,6 @@ def late(missing: Sequence[Maker], limit_s: float) -> TimeoutError:
         return TimeoutError(f"a part of a batch was not there within {limit_s:g} s")
     ranks = {maker.rank for maker in missing if maker.calls_as(first)}
     return CallTimeout(first.group, first.method, limit_s, sorted(ranks))
-
-
-def given_to(error: E, method: str, group: str) -> E:
-    """The error of a call, noted to be told where another call was given its result."""
-    error.add_note(f"its result was an argument of method {method!r} of group {group!r}")
-    return error
 
 
 def began_with(error: BaseException) -> tuple[Maker, BaseException] | None:

@@ -14,10 +14,10 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from verl_dispatch.errors import WorkerGroupError
+from verl_dispatch.errors import WorkerGroupError, given_to
 from verl_dispatch.workers.rank import RankInfo
 
-from verl_ray.calls.failures import began_with, describe_failures, explained, given_to, is_gone, remember
+from verl_ray.calls.failures import began_with, describe_failures, explained, is_gone, remember
 from verl_ray.calls.stale import retire
 from verl_ray.errors import NodeLost, NotTheOwnerError, StaleFutureError
 from verl_ray.group.launch import Launch, LaunchSpec, Places, await_start, end, launch
