@@ -33,10 +33,20 @@ def option(default: T, group: str, meaning: str, *, metavar: str = "", shown: st
 
 
 def parser_of(
-    prog: str, description: str | None, settings: type, only: Collection[str] = ()
+    prog: str, description: str | None, settings: type, only: Collection[str] = (), required: str = ""
 ) -> argparse.ArgumentParser:
-    """A parser with the options that a settings class has, or some of them; it tells what was given alone."""
-    parser = argparse.ArgumentParser(prog, description=description, argument_default=argparse.SUPPRESS)
+    """A parser with the options that a settings class has, or some of them; it tells what was given alone.
+
+    Args:
+        required: what the command cannot do without, as its usage shows it, with a blank after it.
+    """
+    # All of them in front of what is wrong with one would hide it.
+    parser = argparse.ArgumentParser(
+        prog,
+        f"{prog} {required}[options, which --help lists]",
+        description,
+        argument_default=argparse.SUPPRESS,
+    )
     hints = get_type_hints(settings)
     groups: dict[str, Any] = {}
     for each in fields(settings):

@@ -14,7 +14,7 @@ from verl_examples.hf.settings import Settings
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the last line of stdout is the result as JSON."""
-    parser = parser_of("verl-grpo", __doc__, Settings)
+    parser = parser_of("verl-grpo", __doc__, Settings, required="--model MODEL ")
     parser.add_argument(
         "--model", required=True, help="folder, or id at Hugging Face, of a causal language model"
     )

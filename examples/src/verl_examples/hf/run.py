@@ -121,7 +121,9 @@ def latest_checkpoint(settings: Settings) -> Path | None:
 def _check_resumable(settings: Settings) -> None:
     checkpoint = latest_checkpoint(settings)
     if checkpoint is None:
-        raise SettingsError("resume", str(settings.out), "a folder with a checkpoint")
+        raise SettingsError(
+            "resume", str(settings.out), "a folder with a checkpoint; without --resume a run begins"
+        )
     then, now = read_position(checkpoint), settings.identity()
     for name, value in now.items():
         if then.settings.get(name) != value:
