@@ -55,6 +55,10 @@ class Echo(Worker):
         return d
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, materialize_futures=False)
+    async def lazily_async(self, d: Any) -> Any:
+        return await d if isinstance(d, DataProtoFuture) else d
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, materialize_futures=False)
     def lazily(self, d: Any) -> Any:
         if isinstance(d, DataProtoFuture):
             return d.get()
@@ -184,6 +188,33 @@ def test_a_padded_future_keeps_the_metrics_of_all_its_parts(
     answer = group.batch.options(auto_padding=True)(future)
     assert len(answer) == sum(rows)
     assert answer.meta_info["metrics"] == {"loss": [0.5, 0.25]}
+
+
+@pytest.mark.parametrize("method", ["batch", "lazily", "lazily_async"])
+@pytest.mark.parametrize("num_rows", [5, 8])
+def test_a_padded_future_is_trimmed_once_where_its_call_is_watched(
+    group: Any, method: str, num_rows: int
+) -> None:
+    future = group.batch_later(batch(num_rows, auto_padding=True))
+    with group.trace():
+        assert rows_of(group.call(method, future)) == list(range(num_rows))
+        assert rows_of(group.call(method, batch(num_rows, auto_padding=True))) == list(range(num_rows))
+        assert rows_of(group.submit(method, batch(num_rows, auto_padding=True)).result()) == list(
+            range(num_rows)
+        )
+
+
+def test_of_a_future_that_needed_no_padding_any_rows_may_be_answered(group: Any) -> None:
+    class Filtering(Worker):
+        @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+        def without_first(self, d: DataProto) -> DataProto:
+            return d[1:]
+
+    consumer: Any = LocalWorkerGroup(Filtering, 4)
+    for there in (group.batch_later(batch(8, auto_padding=True)), batch(8, auto_padding=True)):
+        assert rows_of(consumer.without_first(there)) == [1, 3, 5, 7]
+    with pytest.raises(WorkerGroupError, match="was sent 2 rows and returned 1"):
+        consumer.without_first(group.batch_later(batch(7, auto_padding=True)))
 
 
 def test_a_chunk_of_a_padded_piece_asks_for_padding_as_the_piece_does(group: Any) -> None:

@@ -102,9 +102,11 @@ class PaddedChunk(Chunk):
         return batches.padded_parts(rows, [(own, pad)], first=0 if own else self.piece)[0]
 
     def trim(self, num_rows: int) -> RowTrim | None:
-        """How the worker trims its answer; None where the driver does."""
+        """How the worker trims its answer; None where the driver does, or where nothing was padded."""
         layout = padded_layout(num_rows, self.num_pieces)
-        return layout.trim(self.method, self.piece, self.piece) if self.num_rows is None else None
+        if self.num_rows is not None or not layout.changes_answers:
+            return None
+        return layout.trim(self.method, self.piece, self.piece)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,14 +65,16 @@ class Observation:
         return Stamps(socket.gethostname(), self._began, self._fetched, self._ended)
 
     def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The registered method, watched; it resolves the futures among its arguments first."""
+        """The registered method, watched; futures among its arguments are resolved first, where it wants that."""
         materialize = register_options(function).materialize_futures
         recorder = self._recorder if hasattr(function, MAGIC_ATTR) else None
         if inspect.iscoroutinefunction(inspect.unwrap(function)):
 
             @wraps(function)
             async def run_async(*args: Any, **kwargs: Any) -> Any:
-                args, kwargs, trim = await resolve_parts_async(args, kwargs, materialize)
+                trim = None
+                if materialize:
+                    args, kwargs, trim = await resolve_parts_async(args, kwargs, materialize)
                 with self._running(recorder, function, args, kwargs):
                     answer = await function(*args, **kwargs)
                 return trim_answer(answer, trim)
@@ -81,7 +83,9 @@ class Observation:
 
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs, trim = resolve_parts(args, kwargs, materialize)
+            trim = None
+            if materialize:
+                args, kwargs, trim = resolve_parts(args, kwargs, materialize)
             with self._running(recorder, function, args, kwargs):
                 answer = function(*args, **kwargs)
             return trim_answer(answer, trim)
