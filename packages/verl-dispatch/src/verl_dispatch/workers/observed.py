@@ -65,7 +65,7 @@ class Observation:
         return Stamps(socket.gethostname(), self._began, self._fetched, self._ended)
 
     def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The registered method, watched; futures among its arguments are resolved first, where it wants that."""
+        """The registered method, watched; its futures are resolved first, unless it does that itself."""
         materialize = register_options(function).materialize_futures
         recorder = self._recorder if hasattr(function, MAGIC_ATTR) else None
         if inspect.iscoroutinefunction(inspect.unwrap(function)):
