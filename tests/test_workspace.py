@@ -181,6 +181,13 @@ def test_pre_commit_checks_what_just_lint_checks() -> None:
     assert hooks == [line.strip() for line in recipe[1].splitlines()]
 
 
+def test_recipes_hand_on_arguments_as_they_were_given() -> None:
+    told = subprocess.run(
+        ["just", "faults", "--only", "no such fault"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stderr
+    assert "no fault is called 'no such fault'" in told
+
+
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
 def test_build_backend_has_an_upper_bound(member: Path) -> None:
     build = tomllib.loads((member / "pyproject.toml").read_text())["build-system"]
