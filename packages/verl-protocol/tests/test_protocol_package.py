@@ -26,7 +26,10 @@ assert data.tensor("a").tolist() == [0, 0, 1, 0] and data[0].non_tensor_batch["s
 assert list(data.make_iterator(2, 1)) and repr(data) and data.equals(data.select())
 rows = [{"ids": torch.arange(length)} for length in (3, 0, 200)]
 jagged = DataProto.from_rows(rows * 2, ragged={"ids"})
-jagged = wire.loads(*wire.dumps({"batch": jagged.repeat(2)[[0, 3, 5]]}))["batch"]
+jagged = jagged.repeat(2)[[0, 3, 5]]
+assert jagged.tensor("ids")._get_max_seqlen() == 200
+jagged = wire.loads(*wire.dumps({"batch": jagged}))["batch"]
+assert jagged.tensor("ids")._maybe_max_seqlen == 200
 assert len(DataProto.concat([*jagged.split(2), pickle.loads(pickle.dumps(jagged))])) == 6
 loaded = set(sys.modules) - before
 # torch 2.8 marks the sizes of every jagged tensor for its compiler, and imports all of that.

@@ -9,7 +9,7 @@ from the tensor and never guessed from shapes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -56,17 +56,26 @@ def ragged_dim(tensor: torch.Tensor) -> int:
 
 
 def build_jagged(
-    values: torch.Tensor, offsets: torch.Tensor, dim: int, lengths: torch.Tensor | None = None
+    values: torch.Tensor,
+    offsets: torch.Tensor,
+    dim: int,
+    lengths: torch.Tensor | None = None,
+    min_length: int | None = None,
+    max_length: int | None = None,
 ) -> torch.Tensor:
-    """A jagged tensor over `values`, whose rows differ along `dim`."""
+    """A jagged tensor over `values`, whose rows differ along `dim`, and the lengths of their extremes if known."""
     if values.requires_grad:
-        return jagged_view(values, offsets, dim, lengths)
+        return jagged_view(values, offsets, dim, lengths, min_length, max_length)
     # torch calls this itself when it unpickles one. `nested_tensor_from_jagged` takes ten times as long; its
     # first call imports sympy and torch.distributed.tensor (seconds) and logs a line about tracing.
-    from torch.nested._internal.nested_tensor import NestedTensor
+    from torch.nested._internal.nested_tensor import NestedTensor, _store_val_in_tensor
 
-    made: torch.Tensor = NestedTensor(values=values, offsets=offsets, lengths=lengths, _ragged_idx=dim)
-    return made
+    made: Any = NestedTensor(values=values, offsets=offsets, lengths=lengths, _ragged_idx=dim)
+    # As torch itself keeps them once it has looked: its constructor imports the compiler for them.
+    for name, length in (("min_seqlen", min_length), ("max_seqlen", max_length)):
+        if length is not None:
+            made._metadata_cache[name] = _store_val_in_tensor(length)
+    return cast("torch.Tensor", made)
 
 
 def jagged_view(

@@ -235,9 +235,9 @@ def restore_jagged(
     max_length: int | None,
 ) -> torch.Tensor:
     """A jagged tensor from the parts it consists of."""
-    if _target.counted is not None or min_length is not None or max_length is not None:
+    if _target.counted is not None:
         return jagged_view(values, offsets, dim, lengths, min_length, max_length)
-    return build_jagged(values, offsets, dim, lengths)
+    return build_jagged(values, offsets, dim, lengths, min_length, max_length)
 
 
 def restore_strided_nested(rows: list[torch.Tensor]) -> torch.Tensor:
