@@ -63,7 +63,7 @@ def build_jagged(
     min_length: int | None = None,
     max_length: int | None = None,
 ) -> torch.Tensor:
-    """A jagged tensor over `values`, whose rows differ along `dim`, and the lengths of their extremes if known."""
+    """A jagged tensor over `values`, whose rows differ along `dim`; their extreme lengths where known."""
     if values.requires_grad:
         return jagged_view(values, offsets, dim, lengths, min_length, max_length)
     # torch calls this itself when it unpickles one. `nested_tensor_from_jagged` takes ten times as long; its
