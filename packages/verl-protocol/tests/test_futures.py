@@ -150,6 +150,13 @@ def test_chunking_and_counting_fetch_nothing() -> None:
     assert [part.fetched for part in parts] == [0, 0]
 
 
+def test_a_future_among_batches_is_told_how_to_become_one() -> None:
+    future, here = DataProtoFuture.concat([done(batch(0, 2))]), batch(0, 2)
+    for use in (here.union, lambda it: DataProto.concat([here, it])):
+        with pytest.raises(TypeError, match=r"got \[.*'DataProtoFuture'\]; \.get\(\) of a future waits"):
+            use(future)  # type: ignore[arg-type]
+
+
 def test_a_repr_is_short_and_fetches_nothing() -> None:
     class OfABackend(DataProtoFuture[DataProto]):
         """A backend's own kind, which is a DataProtoFuture to whoever has it."""

@@ -335,7 +335,8 @@ def _rewrite(tensordict: TensorDict, tensors: Mapping[str, torch.Tensor]) -> Non
 
 def not_batches(found: object) -> InvalidTypeError:
     """The error about something else where batches are expected."""
-    return InvalidTypeError(f"expected DataProto objects, got {found}")
+    way = "; .get() of a future waits for its batch" if "Future" in str(found) else ""
+    return InvalidTypeError(f"expected DataProto objects, got {found}{way}")
 
 
 def _trimmed(columns: Mapping[str, Any]) -> dict[str, Any]:
