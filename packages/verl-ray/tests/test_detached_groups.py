@@ -73,8 +73,9 @@ def test_workers_are_ordered_by_the_rank_they_report(detached: RayWorkerGroup[Co
     with pytest.raises(NotTheOwnerError, match="attached"):
         attached.restart()
     attached.shutdown()
-    with pytest.raises(WorkerGroupError, match="shut down"):
-        attached.add()
+    for verb in (attached.add, attached.restart):
+        with pytest.raises(WorkerGroupError, match="shut down"):
+            verb()
     assert len(detached.add()) == 4
 
 

@@ -226,8 +226,9 @@ class WorkerSet:
             ResourceUnavailable: a node was lost, and there is no room for its workers elsewhere.
         """
         with self._lock:
-            self._own()
+            # First, as whoever has let go of the workers shall take no place on their pool.
             self._refuse_if_closed("restart")
+            self._own()
             retire(self.handles, self.name, self.generation)
             with self._state:
                 self._broken, self._restarting = "'restart'", True
