@@ -23,7 +23,7 @@ from verl_dispatch.groups.call import Call
 from verl_dispatch.local.copies import PrivateFuture
 from verl_dispatch.planning.batches import answered_rows
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions
-from verl_dispatch.planning.plan import CallPlan
+from verl_dispatch.planning.plan import CallPlan, arguments_of
 
 _PACKAGE = os.path.dirname(__file__)
 
@@ -153,7 +153,7 @@ class LocalCall(Call):
 
     def _told_earlier(self, errors: Mapping[int, BaseException]) -> WorkerGroupError | None:
         """The failure of a call whose future these ranks were given, if none of them failed otherwise."""
-        given = {call.rank: (*call.args, *call.kwargs.values()) for call in self.plan.calls}
+        given = {call.rank: list(arguments_of(call)) for call in self.plan.calls}
         found = [_failure_among(given[rank], error) for rank, error in errors.items()]
         if (first := found[0]) is None or None in found:
             return None

@@ -48,10 +48,6 @@ class RowLayout:
             return batches.split_even(batch, len(self.parts))
         return batches.padded_parts(batch, list(map(self._real, range(len(self.parts)))))
 
-    def cut_one(self, batch: Any, index: int) -> Any:
-        """Part `index` of a batch of `num_rows` rows."""
-        return batches.padded_parts(batch, [self._real(index)], first=index)[0]
-
     def _real(self, index: int) -> batches.PaddedRows:
         """The rows of a part without its padding, and how much padding that is."""
         pad = self.pad[index]
@@ -106,6 +102,8 @@ def _equal_parts(num_rows: int, num_parts: int) -> RowLayout:
     return RowLayout(num_rows, _consecutive([num_rows // num_parts] * num_parts), (0,) * num_parts)
 
 
+# Every worker's piece of a future asks for it, and asks again.
+@lru_cache(maxsize=64)
 def padded_layout(num_rows: int, num_parts: int) -> RowLayout:
     """Parts of equal size, the last row repeated until the rows divide."""
     size = -(-num_rows // num_parts)

@@ -8,7 +8,7 @@ never sees.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
@@ -79,14 +79,13 @@ class PaddedChunk(Chunk):
 
     def span(self, num_rows: int) -> tuple[int, int]:
         """The rows that the piece is made of; one that is all padding repeats the last row."""
-        layout = padded_layout(num_rows, self.num_pieces)
-        rows, pad = layout.parts[self.piece], layout.pad[self.piece]
+        rows, pad = self._rows(num_rows)
         start = min(rows[0], num_rows - 1) if rows else 0
         return start, min(num_rows, start + max(1, len(rows) - pad))
 
     def size(self, num_rows: int) -> int:
         """How many rows the piece has, padding included."""
-        return len(padded_layout(num_rows, self.num_pieces).parts[self.piece])
+        return len(self._rows(num_rows)[0])
 
     def made(self, rows: Any, num_rows: int) -> Any:
         """The rows with the padding after them.
@@ -96,8 +95,8 @@ class PaddedChunk(Chunk):
         """
         if self.num_rows is not None and num_rows != self.num_rows:
             raise unequal_rows(self.method, {"another batch": self.num_rows, "a future": num_rows})
-        pad = padded_layout(num_rows, self.num_pieces).pad[self.piece]
-        own = range(self.size(num_rows) - pad)
+        padded, pad = self._rows(num_rows)
+        own = range(len(padded) - pad)
         # Rows bring the metrics of the parts that begin in them; copies of another piece's row bring none.
         return batches.padded_parts(rows, [(own, pad)], first=0 if own else self.piece)[0]
 
@@ -107,6 +106,11 @@ class PaddedChunk(Chunk):
         if self.num_rows is not None or not layout.changes_answers:
             return None
         return layout.trim(self.method, self.piece, self.piece)
+
+    def _rows(self, num_rows: int) -> tuple[Sequence[int], int]:
+        """The rows of the piece, padding included, and how many of them are padding."""
+        layout = padded_layout(num_rows, self.num_pieces)
+        return layout.parts[self.piece], layout.pad[self.piece]
 
 
 @dataclass(frozen=True, slots=True)
