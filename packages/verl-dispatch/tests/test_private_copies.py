@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from verl_dispatch.local.copies import PrivateFuture, new_memo, private_arguments, private_copy
+from verl_dispatch.local.copies import PrivateFuture, private_arguments, private_copy
 from verl_protocol import DataProto, DataProtoFuture
 
 
@@ -226,7 +226,8 @@ def test_future_batches_give_each_worker_a_copy(part: str) -> None:
 
 
 def test_ranks_that_share_a_memo_share_the_copies() -> None:
-    value, memo = torch.ones(2), new_memo()
+    value = torch.ones(2)
+    memo: dict[int, object] = {}
     [[one], [other]] = (private_arguments((value,), {}, memo)[0] for _ in range(2))
     assert one is other
     assert one is not value

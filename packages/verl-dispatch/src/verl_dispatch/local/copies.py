@@ -71,7 +71,7 @@ def private_copy(value: T) -> T:
     >>> mine["weights"][0].tolist()
     [0.0, 0.0]
     """
-    return value if type(value) in _SHARED_TYPES else _copied(value, new_memo())
+    return value if type(value) in _SHARED_TYPES else _copied(value, {})
 
 
 def private_arguments(
@@ -86,7 +86,7 @@ def private_arguments(
     """
     if not kwargs and _SHARED_TYPES.issuperset(map(type, args)):
         return args, kwargs
-    memo = new_memo() if memo is None else memo
+    memo = {} if memo is None else memo
     return (
         tuple([_argument(value, memo) for value in args]),
         {name: _argument(value, memo) for name, value in kwargs.items()},
@@ -107,23 +107,14 @@ def _copied(value: Any, memo: Memo) -> Any:
     known = memo.get(id(value))
     if known is not None:
         return known
-    made = _copier(value, kind)(value, memo)
+    made = (_COPIERS.get(kind) or _copier_of_subclass(value))(value, memo)
     memo[id(value)] = made
-    memo[id(memo)].append(value)
+    # As copy.deepcopy does: the original stays alive, so that an id means one object.
+    memo.setdefault(id(memo), []).append(value)
     return made
 
 
-def new_memo() -> Memo:
-    """A memo in the form of copy.deepcopy, which keeps the originals alive so that an id means one object."""
-    memo: Memo = {}
-    memo[id(memo)] = []
-    return memo
-
-
-def _copier(value: Any, kind: type) -> Callable[[Any, Memo], Any]:
-    found = _COPIERS.get(kind)
-    if found is not None:
-        return found
+def _copier_of_subclass(value: Any) -> Callable[[Any, Memo], Any]:
     if is_tensordict(value) or is_unbatched(value):
         return lambda value, memo: loads(*dumps(value))
     if isinstance(value, torch.Tensor):
@@ -181,18 +172,17 @@ def _copy_tensor(value: torch.Tensor, memo: Memo) -> torch.Tensor:
 
 
 def _copy_batch(value: DataProto, memo: Memo) -> DataProto:
-    made = memo[id(value)] = value._with(None, value._row_count(), {}, {})
-    made._tensors = _copied_values(value._held(), memo) if value._has_batch() else None
-    made.non_tensor_batch = _copied_values(value.non_tensor_batch, memo)
-    made.meta_info = _copied(value.meta_info, memo)
-    for name, item in value._private().items():
-        if type(item) not in _SHARED_TYPES:
-            made.__dict__[name] = _copied(item, memo)
+    made = memo[id(value)] = object.__new__(type(value))
+    held = {
+        **value._private(),
+        "_tensors": value._held() if value._has_batch() else None,
+        "_num_rows": value._row_count(),
+        "_device": value._batch_device(),
+        "non_tensor_batch": value.non_tensor_batch,
+        "meta_info": value.meta_info,
+    }
+    made.__dict__.update({name: _copied(item, memo) for name, item in held.items()})
     return made
-
-
-def _copied_values(columns: Mapping[str, Any], memo: Memo) -> dict[str, Any]:
-    return {key: _copied(column, memo) for key, column in columns.items()}
 
 
 class SnapshotStore(InProcessStore):
@@ -238,6 +228,7 @@ _COPIERS: dict[type, Callable[[Any, Memo], Any]] = {
     np.ndarray: _copy_array,
     torch.Tensor: _copy_tensor,
     torch.nn.Parameter: _copy_tensor,
+    DataProto: _copy_batch,
     DataProtoFuture: _copy_future,
     PaddedPart: lambda value, memo: PaddedPart(_copied(value.value, memo), value.trim),
 }

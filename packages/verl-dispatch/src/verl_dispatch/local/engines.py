@@ -20,7 +20,7 @@ from verl_protocol.wire.guard import check_unwritten, sharing_reads, watch
 from verl_dispatch.errors import NotPicklableError
 from verl_dispatch.local.call import LocalCall
 from verl_dispatch.local.collectives import LocalProcessGroup, Rendezvous, Seat
-from verl_dispatch.local.copies import new_memo, private_arguments, private_copy
+from verl_dispatch.local.copies import Memo, private_arguments, private_copy
 from verl_dispatch.planning.options import Labels
 from verl_dispatch.planning.plan import RankCall, unpicklable
 from verl_dispatch.workers.observed import Observation, Recorder
@@ -94,8 +94,14 @@ class RankEnvironment:
     def enter(self) -> dict[str, str]:
         """Remember what is there; `show(rank)` sets a rank's variables, `leave` puts back what was before."""
         global _depth, _before_all
+        saved: dict[str, str] = {}
         with _lock:
-            saved = {name: os.environ[name] for name in self._names if name in os.environ}
+            for name in self._names:
+                # One look per variable: to ask whether it is there would be another.
+                try:
+                    saved[name] = os.environ[name]
+                except KeyError:
+                    continue
             if _depth == 0:
                 _before_all = saved
             _depth += 1
@@ -103,7 +109,8 @@ class RankEnvironment:
 
     def show(self, rank: int) -> None:
         """Set a rank's variables."""
-        os.environ.update(self._per_rank[rank])
+        for name, value in self._per_rank[rank].items():
+            os.environ[name] = value
 
     def leave(self, saved: Mapping[str, str]) -> None:
         """Undo `enter` and every `show` since: the last of several threads, those of all threads."""
@@ -113,11 +120,13 @@ class RankEnvironment:
             before = _before_all if _depth == 0 else saved
             for name in self._names:
                 try:
-                    del os.environ[name]
+                    if name in before:
+                        os.environ[name] = before[name]
+                    else:
+                        del os.environ[name]
                 except KeyError:
                     # A worker has dropped it itself.
                     continue
-            os.environ.update(before)
 
 
 # --- Ranks that have a thread each, and can meet --------------------------------------------------------
@@ -233,7 +242,7 @@ class ReadOnlyCopies:
     """The one copy of a call's arguments that all ranks of a read-only call share."""
 
     def __init__(self) -> None:
-        self._memo = new_memo()
+        self._memo: Memo = {}
         self._lock = threading.Lock()
 
     def arguments(self, call: RankCall) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -262,10 +271,10 @@ class LocalRank:
 
     def run(
         self,
-        method: str,
         call: RankCall,
+        method: str,
         role: str | None,
-        read_only: ReadOnlyCopies | None,
+        read_only: ReadOnlyCopies | None = None,
         sent: LocalCall | None = None,
     ) -> Any:
         """Run a method, to the end also if it is async, and give a copy of its value."""
@@ -284,16 +293,17 @@ class LocalRank:
         token = SITE.set(self._site)
         try:
             function = self._method(method, role)
-            with sharing_reads(read_only is not None):
-                value = (function if seen is None else seen.of(function))(*args, **kwargs)
-                if type(value) is CoroutineType:
-                    value = self._run_coroutine(value)
+            function = function if seen is None else seen.of(function)
+            if read_only is None:
+                value = self._result(function, args, kwargs)
+            else:
+                with sharing_reads(True):
+                    value = self._result(function, args, kwargs)
+                check_unwritten((args, kwargs))
         finally:
             SITE.reset(token)
             if seen is not None and sent is not None:
                 sent.stamps[call.rank] = seen.stamps._replace(queued=not self._site.sets_environment)
-        if read_only is not None:
-            check_unwritten((args, kwargs))
         try:
             return private_copy(value)
         except Exception as error:
@@ -317,6 +327,10 @@ class LocalRank:
             return worker.role_method(role, method)
         bound: Callable[..., Any] = getattr(worker, method)
         return bound
+
+    def _result(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        value = function(*args, **kwargs)
+        return self._run_coroutine(value) if type(value) is CoroutineType else value
 
     def _run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         # One loop for the rank's whole life: locks and queues that a worker keeps belong to a loop. Where a

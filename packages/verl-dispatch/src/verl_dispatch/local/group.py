@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from verl_protocol.arguments import flag, text, whole_number
@@ -339,10 +340,7 @@ class LocalState:
         """Start a call, or run it where ranks take turns."""
         method = call.plan.method
         copies = ReadOnlyCopies() if call.plan.read_only else None
-
-        def run(rank: LocalRank, each: RankCall) -> Any:
-            return rank.run(method, each, role, copies, call)
-
+        run = partial(LocalRank.run, method=method, role=role, read_only=copies, sent=call)
         if self.concurrent:
             self._engine.start(call, run)
             return

@@ -94,9 +94,8 @@ class RecordedCall:
         """Runs the call, with the random generators as they were, and gives its answer."""
         rank, (args, kwargs, states) = self.rank, self.opened[2]
         set_random_states(states)
-        return rank.run(
-            self.facts["method"], RankCall(rank.info.rank, args, kwargs), self.facts["role"], None
-        )
+        call = RankCall(rank.info.rank, args, kwargs)
+        return rank.run(call, self.facts["method"], self.facts["role"])
 
     def close(self) -> None:
         """Drop the worker."""
