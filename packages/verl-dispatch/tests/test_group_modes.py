@@ -480,7 +480,7 @@ def test_reordered_rows_need_an_answer_from_every_rank(groups: dict[int, Any]) -
     weighted = batch(4).union(DataProto.from_dict(tensors={"w": torch.tensor([9, 1, 1, 1])}))
     balanced = groups[2].answer.options(balance="w")
     some = Broadcast(lambda rank, data: data if rank else DataProto(meta_info={"metrics": {"rank": rank}}))
-    with pytest.raises(AnswerError, match="rank 0 was sent 1 rows and returned 0: other ranks returned rows"):
+    with pytest.raises(AnswerError, match="rank 0 was sent 1 row and returned 0: other ranks returned rows"):
         balanced(weighted, some)
     nobody = Broadcast(lambda rank, data: DataProto(meta_info={"metrics": {"rank": rank}}))
     assert balanced(weighted, nobody).meta_info == {"metrics": {"rank": [0, 1]}}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from verl_protocol import (
     DataProto,
+    all_gather_data_proto,
     balanced_partition,
     collate_fn,
     even_sizes,
@@ -110,7 +111,46 @@ CONSTRUCTIONS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: fold_batch_dim(wrong([1]), 1), e.InvalidTypeError, "'list'"),
     (lambda: unfold_batch_dim(wrong([1])), e.InvalidTypeError, "'list'"),
     (lambda: DataProto.concat(wrong(None)), e.InvalidTypeError, "'NoneType'"),
+    (lambda: collate_fn(wrong([batch()])), e.InvalidTypeError, r"got \['DataProto'\]; concat joins batches"),
 ]
+
+ITEMS: dict[str, Callable[[Any], object]] = {
+    "concat": lambda item: DataProto.concat([batch(), item]),
+    "concat of one": lambda item: DataProto.concat(item),
+    "union": lambda item: batch().union(item),
+    "pad": lambda item: pad_dataproto_to_divisor(item, 2),
+    "unpad": lambda item: unpad_dataproto(item, 0),
+    "fold": lambda item: fold_batch_dim(item, 1),
+    "unfold": lambda item: unfold_batch_dim(item),
+    "gather": lambda item: all_gather_data_proto(item),
+}
+
+
+@pytest.mark.parametrize("use", ITEMS)
+def test_a_row_where_a_batch_is_wanted_says_how_to_get_a_batch_of_it(use: str) -> None:
+    with pytest.raises(e.InvalidTypeError, match=r"got \[.*'DataProtoItem'\]; .* batch\[i : i \+ 1\]"):
+        ITEMS[use](batch()[0])
+
+
+ONES: list[tuple[Callable[[DataProto], object], str]] = [
+    (lambda one: one[1], "the batch has 1 row$"),
+    (lambda one: one[[True, False]], "2 entries for 1 row:"),
+    (lambda one: batch()[[True]], "1 entry for 4 rows:"),
+    (lambda one: one.chunk(2), "1 row cannot be cut into 2 equal chunks"),
+    (lambda one: balanced_partition([1], 2, equal_size=True), "1 row cannot be spread over 2 parts"),
+    (lambda one: one.make_iterator(2, 1), "1 row cannot be cut into mini-batches .* leave 1 row out"),
+    (lambda one: fold_batch_dim(one, 2), "1 row cannot be cut into 2 groups"),
+    (lambda one: one.sample_level_repeat([1, 1]), "1 row, 2 counts$"),
+    (lambda one: batch().union(one), "4 rows and 1;"),
+    (lambda one: unpad_dataproto(one, 2), "2 pad rows off a batch of 1 row$"),
+    (lambda one: one[:0].padding(1), "add 1 pad row to"),
+]
+
+
+@pytest.mark.parametrize(("use", "message"), ONES)
+def test_one_row_is_one_row_in_messages(use: Callable[[DataProto], object], message: str) -> None:
+    with pytest.raises(e.PortableError, match=message):
+        use(batch()[:1])
 
 
 FLAGS: dict[str, Callable[[DataProto, Any], object]] = {

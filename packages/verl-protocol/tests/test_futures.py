@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -115,10 +116,36 @@ def test_a_part_of_no_kind_is_named() -> None:
         asyncio.run(DataProtoFuture.concat(["nonsense"]).aget())
 
 
+USES: dict[str, tuple[Callable[[Any], object], type[Exception]]] = {
+    "attribute": (lambda future: future.batch, AttributeError),
+    "row": (lambda future: future[0], TypeError),
+    "slice": (lambda future: future[:2], TypeError),
+    "length": (len, TypeError),
+    "iteration": (list, TypeError),
+    "membership": (lambda future: "a" in future, TypeError),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_future_that_is_used_as_its_batch_says_how_to_get_that(use: str) -> None:
+    future, parts = counted([2, 3])
+    do, kind = USES[use]
+    with pytest.raises(kind, match=r"DataProtoFuture .*it is a future: \.get\(\) waits for its batch"):
+        do(future)
+    assert [part.fetched for part in parts] == [0, 0]
+
+
+def test_a_future_is_true_has_no_attributes_of_a_batch_and_can_be_copied() -> None:
+    future, _ = counted([0])
+    assert bool(future) is True
+    assert not hasattr(future, "batch")
+    assert repr(copy.copy(future)) == repr(future) == "DataProtoFuture(1 part)"
+
+
 def test_nothing_and_wrong_counts_are_errors() -> None:
     with pytest.raises(NothingToConcatError):
         DataProtoFuture.concat([])
-    with pytest.raises(InvalidValueError, match="2 parts, 1 counts"):
+    with pytest.raises(InvalidValueError, match=r"2 parts, 1 count$"):
         DataProtoFuture(DataProto.concat, [done(1), done(2)], row_counts=[1])
     with pytest.raises(InvalidValueError, match="chunks"):
         DataProtoFuture.concat([done(1)]).chunk(0)

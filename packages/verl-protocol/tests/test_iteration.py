@@ -79,7 +79,7 @@ def test_without_a_seed_the_order_follows_manual_seed() -> None:
 
 def test_a_shorter_last_mini_batch_needs_a_decision() -> None:
     with pytest.raises(
-        ValueError, match=r"5 rows do not divide into mini-batches of 2.*drop_last=False.*leave 1 rows"
+        ValueError, match=r"5 rows cannot be cut into mini-batches of 2.*drop_last=False.*leave 1 row out"
     ):
         batch(5).make_iterator(2, 1)
     assert rows(batch(5).make_iterator(2, 1, drop_last=False)) == [[0, 1], [2, 3], [4]]

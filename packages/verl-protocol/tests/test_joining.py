@@ -219,8 +219,8 @@ def test_union_of_batches_with_one_kind_of_column_each() -> None:
 
 
 UNION_ERRORS: dict[str, tuple[DataProto, str]] = {
-    "more rows": (tensors(b=torch.zeros(8)), r"4 rows vs 8 rows; did you mean repeat\(2\)\?"),
-    "other rows": (DataProto.from_dict(non_tensors={"z": list("abc")}), "4 rows vs 3 rows$"),
+    "more rows": (tensors(b=torch.zeros(8)), r"4 rows and 8; did you mean repeat\(2\)\?"),
+    "other rows": (DataProto.from_dict(non_tensors={"z": list("abc")}), "4 rows and 3$"),
     "one key twice": (DataProto.from_dict(non_tensors={"a": list("abcd")}), r"\['a'\] cannot name both"),
     "other meta": (DataProto(meta_info={"k": 2}), "'k'.*this batch has 1, the other has 2"),
     "other values": (tensors(a=torch.zeros(4)), "'a' is in both"),

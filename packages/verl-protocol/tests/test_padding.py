@@ -130,7 +130,7 @@ def test_padding_in_place_adds_first_or_last_rows(candidate: str, expected: list
 
 def test_wrong_sizes_and_policies_are_errors() -> None:
     data = batch()
-    with pytest.raises(ValueError, match="cannot take 4 pad rows off a batch of 3"):
+    with pytest.raises(ValueError, match="cannot take 4 pad rows off a batch of 3 rows"):
         unpad_dataproto(data, 4)
     with pytest.raises(ValueError, match="pad_size must be a whole number of at least 0"):
         unpad_dataproto(data, -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import copy
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -128,6 +129,16 @@ def test_a_write_into_a_view_of_the_store_is_noticed_whatever_became_of_the_batc
     key = "jagged" if "jagged" in write else "dense"
     with pytest.raises(ReadOnlyWriteError, match=key), sharing_reads(True):
         WRITES[write](data)
+
+
+def test_a_deep_copy_of_views_of_the_store_is_private() -> None:
+    data = remote_pair(InProcessStore())
+    with sharing_reads(True):
+        copied = copy.deepcopy(data[1:6])
+        for tensor in copied.tensors().values():
+            tensor.zero_()
+    assert int(copied.tensor("dense").sum()) == 0
+    assert int(data.tensor("dense").sum()) == 91
 
 
 def test_reading_views_without_a_write_is_no_error_and_ends_with_its_block() -> None:

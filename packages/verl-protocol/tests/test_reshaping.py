@@ -104,7 +104,7 @@ def test_folding_and_unfolding_cancel() -> None:
 
 def test_rows_that_cannot_be_folded_are_errors() -> None:
     data = DataProto.from_dict({"a": torch.zeros(4, 2), "b": torch.zeros(4)})
-    with pytest.raises(ValueError, match="4 rows do not divide into 3 groups"):
+    with pytest.raises(ValueError, match="4 rows cannot be cut into 3 groups"):
         fold_batch_dim(data, 3)
     with pytest.raises(ValueError, match="'b': its first 2 dimensions"):
         unfold_batch_dim(data)

@@ -20,6 +20,15 @@ def short(value: object) -> str:
     return _SHORT.repr(value)
 
 
+def counted(number: int, thing: str) -> str:
+    """So many of a thing, in words.
+
+    >>> counted(1, "row"), counted(0, "row")
+    ('1 row', '0 rows')
+    """
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
     error = cls.__new__(cls, *args)
     error.args = args
@@ -69,7 +78,7 @@ class RowOutOfRangeError(PortableError, IndexError):
     """A row that the batch does not have."""
 
     def __init__(self, row: int, num_rows: int) -> None:
-        super().__init__(f"row {row} does not exist: the batch has {num_rows} rows")
+        super().__init__(f"row {row} does not exist: the batch has {counted(num_rows, 'row')}")
 
 
 _MANY = 40

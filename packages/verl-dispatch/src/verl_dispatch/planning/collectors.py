@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import verl_protocol
-from verl_protocol.errors import MetaConflictError
+from verl_protocol.errors import MetaConflictError, counted
 
 from verl_dispatch.errors import AnswerError, CallOptionError, kind_of
 from verl_dispatch.planning import batches
@@ -185,9 +185,8 @@ def in_input_order(batch: Any, order: tuple[int, ...] | None) -> Any:
         return batch
     block = num_rows // len(order)
     if not block or num_rows % len(order):
-        problem = (
-            f"the result has {num_rows} rows for {len(order)} rows sent, so that no order can be restored"
-        )
+        sent = f"{counted(len(order), 'row')} sent"
+        problem = f"the result has {counted(num_rows, 'row')} for {sent}, so that no order can be restored"
         raise CallOptionError("balance", problem)
     inverse = sorted(range(len(order)), key=order.__getitem__)
     return batches.take(batch, [row * block + offset for row in inverse for offset in range(block)])

@@ -9,6 +9,7 @@ from itertools import accumulate, chain
 from typing import Any
 
 from verl_protocol.columns.partition import balanced_partition, even_sizes
+from verl_protocol.errors import counted
 
 from verl_dispatch.errors import AnswerError, RowCountError, UnevenRowsError
 from verl_dispatch.planning import batches
@@ -154,18 +155,19 @@ _PAD = "auto_padding=True on the batch or in .options"
 def uneven_rows(label: str, num_rows: int, num_parts: int) -> UnevenRowsError:
     """The error about a batch whose rows do not divide evenly among the workers."""
     if num_rows < num_parts:
-        text = f"are fewer than one for each of {num_parts} workers; give more, or pad the batch ({_PAD})"
+        are = "is" if num_rows == 1 else "are"
+        text = f"{are} fewer than one for each of {num_parts} workers; give more, or pad the batch ({_PAD})"
     else:
         text = (
             f"cannot be split over {num_parts} workers evenly; either pad the batch ({_PAD}, or "
             'pad_dataproto_to_divisor), or make the parts uneven with .options(uneven="balanced")'
         )
-    return UnevenRowsError(f"{label}: {num_rows} rows {text}", num_rows, num_parts)
+    return UnevenRowsError(f"{label}: {counted(num_rows, 'row')} {text}", num_rows, num_parts)
 
 
 def unequal_rows(method: str, rows: Mapping[str, int]) -> RowCountError:
     """The error about batches of one padded, uneven or balanced call that differ in rows."""
-    shown = ", ".join(f"{label}: {count} rows" for label, count in rows.items())
+    shown = ", ".join(f"{label}: {counted(count, 'row')}" for label, count in rows.items())
     return RowCountError(
         f"the batches of a padded, uneven or balanced call of {method!r} must have equal rows, got {shown}"
     )
@@ -216,6 +218,6 @@ def answers_per_row(method: str, rank: int, sent: int, returned: int) -> int:
 def unmatched_rows(method: str, rank: int, sent: int, returned: int, why: str) -> AnswerError:
     """The error about an answer whose rows cannot be matched with the padded or reordered rows sent."""
     return AnswerError(
-        f"{method!r} on rank {rank} was sent {sent} rows and returned {returned}: {why}; "
+        f"{method!r} on rank {rank} was sent {counted(sent, 'row')} and returned {returned}: {why}; "
         "return k rows for each row sent (the same k on every rank), or call without padding or balance"
     )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from verl_protocol.columns import jagged
 from verl_protocol.columns.remote import RemoteColumn
-from verl_protocol.errors import short
+from verl_protocol.errors import counted, short
 from verl_protocol.kinds import is_jagged, is_tensordict
 from verl_protocol.tables import html_table
 from verl_protocol.wire import nbytes_of
@@ -39,7 +39,7 @@ def describe_column(column: Any) -> str:
     sizes = ["*" if size is None or at == ragged else str(size) for at, size in enumerate(column.shape)]
     shown = f"{str(column.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
     if isinstance(column, RemoteColumn):
-        return f"{shown} remote in {len(column.pieces)} piece{'' if len(column.pieces) == 1 else 's'}"
+        return f"{shown} remote in {counted(len(column.pieces), 'piece')}"
     return f"{shown} on {column.device}" if ragged is None else f"{shown} jagged on {column.device}"
 
 
@@ -54,8 +54,7 @@ def describe_html(data: BatchState) -> str:
 
 
 def _head(data: BatchState) -> str:
-    rows = data._row_count()
-    return f"{type(data).__name__}({rows} row{'' if rows == 1 else 's'}"
+    return f"{type(data).__name__}({counted(data._row_count(), 'row')}"
 
 
 def _columns(data: BatchState) -> dict[str, str]:

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from verl_protocol.batch.convert import list_of_dict_to_dict_of_list, row_of
 from verl_protocol.batch.describe import describe_item
 from verl_protocol.batch.metadata import METRICS, copy_meta, merge_meta
-from verl_protocol.batch.state import BatchField, BatchState, check_batch
+from verl_protocol.batch.state import BatchField, BatchState
 from verl_protocol.columns import jagged
 from verl_protocol.columns.checks import column_of, column_of_tensors
 from verl_protocol.columns.equality import equal
-from verl_protocol.errors import NothingToConcatError
+from verl_protocol.errors import InvalidTypeError, NothingToConcatError
 from verl_protocol.kinds import is_jagged
 
 
@@ -62,8 +62,9 @@ def columns_of_items(
     """Tensor columns, array columns and meta_info of a batch whose rows are `items`; see `collate_fn`."""
     if not items:
         raise NothingToConcatError
-    for item in items:
-        check_batch(item)
+    given: Sequence[Any] = items
+    if odd := [type(item).__name__ for item in given if not isinstance(item, DataProtoItem)]:
+        raise InvalidTypeError(f"expected rows of a batch (DataProtoItem), got {odd}; concat joins batches")
     ragged, kinds = items[0].__dict__.get("_kinds", ({}, {}))
     held = list_of_dict_to_dict_of_list([item._columns() for item in items])
     tensors = {key: _column_of(key, rows, ragged.get(key)) for key, rows in held.items()}

@@ -190,7 +190,8 @@ def _check_union_rows(data: BatchState, other: BatchState) -> None:
         fewer, more = sorted((first, second))
         hint = f"; did you mean repeat({more // fewer})?" if fewer and more % fewer == 0 else ""
         raise errors.RowCountError(
-            f"union adds columns to the same rows, but there are {first} rows vs {second} rows{hint}"
+            f"union adds columns to the same rows, but the batches have {errors.counted(first, 'row')} "
+            f"and {second}{hint}"
         )
 
 

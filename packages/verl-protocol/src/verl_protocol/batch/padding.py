@@ -19,7 +19,7 @@ from verl_protocol.columns import dense, jagged, objects, ops
 from verl_protocol.columns.checks import check_disjoint
 from verl_protocol.columns.reading import empty_of
 from verl_protocol.columns.remote import RemoteColumn
-from verl_protocol.errors import InvalidValueError, short
+from verl_protocol.errors import InvalidValueError, counted, short
 from verl_protocol.kinds import is_jagged
 
 PadPolicy = Literal["repeat", "last", "zeros"]
@@ -134,7 +134,7 @@ def pad_rows(data: B, pad_size: SupportsIndex, policy: PadPolicy = "repeat") -> 
 def _check_can_pad(num_rows: int, pad_size: int) -> None:
     if pad_size and not num_rows:
         raise InvalidValueError(
-            f"cannot add {pad_size} pad rows to a batch without rows: there is no row to repeat"
+            f"cannot add {counted(pad_size, 'pad row')} to a batch without rows: there is no row to repeat"
         )
 
 
@@ -181,7 +181,9 @@ def unpad_dataproto(data: B, pad_size: SupportsIndex) -> B:
     pad_size = whole_number("pad_size", pad_size, 0)
     count = data._row_count()
     if pad_size > count:
-        raise InvalidValueError(f"cannot take {pad_size} pad rows off a batch of {count} rows")
+        raise InvalidValueError(
+            f"cannot take {counted(pad_size, 'pad row')} off a batch of {counted(count, 'row')}"
+        )
     unpadded = data._take(range(count - pad_size))
     if pad_size and unpadded._pad_mask is not None and not unpadded._pad_mask.any():
         unpadded._pad_mask = None

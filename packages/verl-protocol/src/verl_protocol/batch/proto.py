@@ -302,6 +302,7 @@ def collate_fn(items: Sequence[DataProtoItem]) -> DataProto:
 
     Raises:
         NothingToConcatError: no items.
+        InvalidTypeError: items that are no rows of a batch.
         KeyConflictError: items with different keys.
         ColumnError: tensors of different shapes in a column that was not jagged.
         MetaConflictError: items with different meta_info.

@@ -115,9 +115,8 @@ class BatchRows(BatchPadding):
         given = given if isinstance(given, Iterable) else [given]
         counts = [whole_number("repeat_times", times, 0) for times in given]
         if len(counts) != self._row_count():
-            plural = "" if len(counts) == 1 else "s"
-            found = f"{self._row_count()} rows, {len(counts)} count{plural}"
-            raise errors.InvalidValueError(f"one count per row is needed: {found}")
+            rows, given = errors.counted(self._row_count(), "row"), errors.counted(len(counts), "count")
+            raise errors.InvalidValueError(f"one count per row is needed: {rows}, {given}")
         every_row = torch.arange(len(counts))
         return self._take(every_row.repeat_interleave(torch.tensor(counts, dtype=torch.int64)))
 
@@ -181,8 +180,9 @@ class BatchRows(BatchPadding):
         count = self._checked_rows()
         if drop_last is None and count % size:
             raise errors.UnevenRowsError(
-                f"{count} rows do not divide into mini-batches of {size}; pass drop_last=False for a shorter "
-                f"last one, drop_last=True to leave {count % size} rows out, or pad to a multiple of {size}",
+                f"{errors.counted(count, 'row')} cannot be cut into mini-batches of {size}; pass "
+                "drop_last=False for a shorter last one, drop_last=True to leave "
+                f"{errors.counted(count % size, 'row')} out, or pad to a multiple of {size}",
                 count,
                 size,
             )
@@ -329,7 +329,9 @@ def fold_batch_dim(data: B, new_batch_size: SupportsIndex) -> B:
     new, count = whole_number("new_batch_size", new_batch_size, 1), len(data)
     if count % new:
         raise errors.UnevenRowsError(
-            f"{count} rows do not divide into {new} groups; pad them to a multiple of {new}", count, new
+            f"{errors.counted(count, 'row')} cannot be cut into {new} groups; pad to a multiple of {new}",
+            count,
+            new,
         )
     return _reshape_rows(data, new, lambda key, column: (new, count // new, *column.shape[1:]))
 

@@ -18,7 +18,7 @@ from verl_protocol.batch.metadata import copy_meta
 from verl_protocol.columns import ops
 from verl_protocol.columns.checks import array_column, check_batched, check_columns, no_column, tensor_columns
 from verl_protocol.columns.index import RowIndex
-from verl_protocol.columns.reading import ColumnsOnDemand, held_in, read_all
+from verl_protocol.columns.reading import ColumnsOnDemand, held_in, read_all, reading_is_watched
 from verl_protocol.columns.remote import RemoteColumn
 from verl_protocol.columns.travel import may_travel
 from verl_protocol.columns.walk import deep_copy
@@ -238,7 +238,8 @@ class BatchState(Composite):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = memo[id(self)] = object.__new__(type(self))
-        held = self._held()
+        # Of what is read as a view of the store only the rows themselves can be copied.
+        held = self._columns() if reading_is_watched() else self._held()
         parts = (held, self.non_tensor_batch, self.meta_info, self._private())
         columns, arrays, meta, private = deep_copy(parts, memo)
         made.__dict__.update(private, non_tensor_batch=arrays, meta_info=meta)
@@ -336,6 +337,8 @@ def _rewrite(tensordict: TensorDict, tensors: Mapping[str, torch.Tensor]) -> Non
 def not_batches(found: object) -> InvalidTypeError:
     """The error about something else where batches are expected."""
     way = "; .get() of a future waits for its batch" if "Future" in str(found) else ""
+    if "DataProtoItem" in str(found):
+        way = "; row i as a batch is batch[i : i + 1], and collate_fn makes a batch of rows"
     return InvalidTypeError(f"expected DataProto objects, got {found}{way}")
 
 
@@ -352,7 +355,7 @@ def check_batch(value: object) -> None:
     Raises:
         InvalidTypeError: it is none.
     """
-    if not isinstance(value, BatchState):
+    if not isinstance(value, BatchState) or not value._row_dims:
         raise not_batches([type(value).__name__])
 
 

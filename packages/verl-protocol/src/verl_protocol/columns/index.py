@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verl_protocol.errors import InvalidIndexError, RowOutOfRangeError
+from verl_protocol.errors import InvalidIndexError, RowOutOfRangeError, counted
 
 RowIndex: TypeAlias = range | torch.Tensor
 """What row operations take: a range (a view) or an int64 CPU tensor (a copy), nothing negative."""
@@ -158,7 +158,8 @@ def _checked_kind(rows: torch.Tensor, given: object) -> torch.Tensor:
 
 def _rows_of_mask(mask: torch.Tensor, num_rows: int) -> torch.Tensor:
     if mask.numel() != num_rows:
-        reason = f"the mask has {mask.numel()} entries for {num_rows} rows: it needs one per row"
+        entries = "1 entry" if mask.numel() == 1 else f"{mask.numel()} entries"
+        reason = f"the mask has {entries} for {counted(num_rows, 'row')}: it needs one per row"
         raise InvalidIndexError(mask, reason)
     return mask.nonzero().flatten()
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_protocol.arguments import flag, whole_number
-from verl_protocol.errors import InvalidValueError, UnevenRowsError
+from verl_protocol.errors import InvalidValueError, UnevenRowsError, counted
 from verl_protocol.kinds import is_tensor
 
 
@@ -31,8 +31,8 @@ def even_sizes(num_rows: int, num_parts: SupportsIndex) -> list[int]:
 def uneven_chunks(num_rows: int, chunks: int) -> UnevenRowsError:
     """The error about rows that do not divide into equal chunks."""
     return UnevenRowsError(
-        f"{num_rows} rows cannot be cut into {chunks} equal chunks (only support equal chunk); use "
-        f"chunk({chunks}, uneven=True), pad_dataproto_to_divisor(data, {chunks}), or auto_padding=True",
+        f"{counted(num_rows, 'row')} cannot be cut into {chunks} equal chunks (only support equal chunk); "
+        f"use chunk({chunks}, uneven=True), pad_dataproto_to_divisor(data, {chunks}), or auto_padding=True",
         num_rows,
         chunks,
     )
@@ -91,8 +91,8 @@ def balanced_partition(weights: Any, num_parts: SupportsIndex, equal_size: bool 
     num_parts = whole_number("num_parts", num_parts, 1)
     if flag("equal_size", equal_size) and len(values) % num_parts:
         raise UnevenRowsError(
-            f"{len(values)} rows cannot be spread over {num_parts} parts of equal size; pad them to a "
-            f"multiple of {num_parts}, or allow sizes to differ",
+            f"{counted(len(values), 'row')} cannot be spread over {num_parts} parts of equal size; pad them "
+            f"to a multiple of {num_parts}, or allow sizes to differ",
             len(values),
             num_parts,
         )

@@ -53,6 +53,11 @@ def reading_views(watch: Callable[[Any], bool]) -> Iterator[None]:
         _watch.reset(token)
 
 
+def reading_is_watched() -> bool:
+    """Whether this is in a block of `reading_views`."""
+    return _watch.get() is not None
+
+
 def read(column: Any, key: str = "a column", beside: Iterable[Any] = ()) -> Any:
     """The rows of a column, here; see `read_all`."""
     return read_all({key: column}, beside)[key]

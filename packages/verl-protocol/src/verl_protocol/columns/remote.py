@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from verl_protocol.columns.index import RowIndex
 from verl_protocol.columns.jagged import ragged_dim
 from verl_protocol.columns.travel import may_travel
+from verl_protocol.errors import counted
 from verl_protocol.kinds import is_jagged
 
 
@@ -262,7 +263,7 @@ class RemoteColumn:
         return restored, (kind, dtype, row_shape, device and str(device), pieces, rows)
 
     def __repr__(self) -> str:
-        places = f"{len(self.pieces)} piece{'' if len(self.pieces) == 1 else 's'}"
+        places = counted(len(self.pieces), "piece")
         return f"RemoteColumn({self.form.kind} {self.dtype}{list(self.shape)} in {places})"
 
 

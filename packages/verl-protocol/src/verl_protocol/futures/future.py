@@ -6,7 +6,14 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from verl_protocol.arguments import flag, whole_number
-from verl_protocol.errors import InvalidValueError, NothingToConcatError, RowCountError, UnevenRowsError
+from verl_protocol.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    NothingToConcatError,
+    RowCountError,
+    UnevenRowsError,
+    counted,
+)
 from verl_protocol.futures.any_batch import (
     AsyncFetch,
     BatchData,
@@ -41,6 +48,8 @@ else:
     B_co = TypeVar("B_co", covariant=True)
 T = TypeVar("T")
 
+
+_WAY_TO_BATCH = "it is a future: .get() waits for its batch, and .row_count() for the number of its rows"
 
 _MOST_CUTS = 3
 """A repr shows so many of the cuts that were made, the last ones."""
@@ -86,7 +95,7 @@ class DataProtoFuture(PendingBatch, Generic[B_co]):
         row_aligned: bool | None = None,
     ) -> None:
         if row_counts is not None and len(row_counts) != len(futures):
-            found = f"{len(futures)} parts, {len(row_counts)} counts"
+            found = f"{counted(len(futures), 'part')}, {counted(len(row_counts), 'count')}"
             raise InvalidValueError(f"row_counts needs one entry per part: {found}")
         if row_aligned is None:
             row_aligned = _is_concat(collect_fn)
@@ -98,10 +107,24 @@ class DataProtoFuture(PendingBatch, Generic[B_co]):
         self._cuts: tuple[Cut, ...] = ()
 
     def __repr__(self) -> str:
-        parts = f"{len(self.futures)} part{'' if len(self.futures) == 1 else 's'}"
+        parts = counted(len(self.futures), "part")
         cuts = "".join(f", {cut}" for cut in self._cuts[-_MOST_CUTS:])
         # What it is to whoever has it; how a backend made it is no matter of theirs.
         return f"DataProtoFuture({parts}{', ...' if len(self._cuts) > _MOST_CUTS else ''}{cuts})"
+
+    if not TYPE_CHECKING:  # a type checker knows better than these
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"a DataProtoFuture has no {name!r}; {_WAY_TO_BATCH}")
+
+        def __getitem__(self, item: object) -> Any:  # which Python asks for rows to iterate over, too
+            raise InvalidTypeError(f"a DataProtoFuture has no rows yet; {_WAY_TO_BATCH}")
+
+        def __len__(self) -> int:
+            raise InvalidTypeError(f"a DataProtoFuture does not say its length; {_WAY_TO_BATCH}")
+
+        def __bool__(self) -> bool:
+            return True  # not asked of `__len__`
 
     @staticmethod
     def concat(data: Sequence[Part]) -> DataProtoFuture[Any]:
@@ -292,7 +315,7 @@ def _without_padding(part: int, value: Any, count: int) -> Any:
 
 def _check_announced(part: int, announced: int, found: int) -> None:
     if found < announced:
-        raise RowCountError(f"part {part} was announced with {announced} rows, but has {found}")
+        raise RowCountError(f"part {part} was announced with {counted(announced, 'row')}, but has {found}")
 
 
 def _rows_of_cut(batch: Any, cut: Cut, num_rows: int) -> Any:
