@@ -241,8 +241,11 @@ def _noted(made: list[LLM]) -> Any:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "rollout is 'vllm', expected gpus 2 and backend 'ray' with it, or 'separate'"),
-        (["--gpus", "2", "--backend", "local"], "rollout is 'vllm', expected gpus 2 and backend 'ray'"),
+        ([], "gpus is 0, expected 2 with rollout 'vllm', one a process; 'separate' goes without"),
+        (
+            ["--gpus", "2", "--backend", "local"],
+            "backend is 'local', expected 'ray' with rollout 'vllm', which needs processes; 'separate' goes",
+        ),
         (["--gpus", "1"], "gpus is 1, expected 0, or one for each of the 2 processes"),
         (["--gpus", "2"], "--rollout vllm needs vLLM: `pip install vllm`, on every node; --rollout separate"),
     ],

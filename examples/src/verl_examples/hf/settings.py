@@ -95,9 +95,12 @@ class Settings(RunSettings):
             "rollout_workers", "reward_workers", "answers_per_pass", "max_answer_tokens",
             "checkpoint_every", "keep_checkpoints",
         )  # fmt: skip
-        if self.rollout == "vllm" and not (self.gpus and self.backend == "ray"):
-            expected = f"gpus {self.processes} and backend 'ray' with it, or 'separate', which goes without"
-            raise SettingsError("rollout", "vllm", expected)
+        if self.rollout == "vllm" and self.backend == "local":
+            expected = "'ray' with rollout 'vllm', which needs processes; 'separate' goes with 'local'"
+            raise SettingsError("backend", "local", expected)
+        if self.rollout == "vllm" and not self.gpus:
+            expected = f"{self.processes} with rollout 'vllm', one a process; 'separate' goes without"
+            raise SettingsError("gpus", 0, expected)
         if self.backend == "local" and self.workers > 1:
             raise SettingsError("workers", self.workers, "1 with backend 'local': shards need processes")
         if self.one_step_off and not self.generates_apart:
