@@ -189,6 +189,14 @@ def test_recipes_hand_on_arguments_as_they_were_given() -> None:
     assert len(re.findall(r"^[a-z-]+ .*\*ARGS:$", text, re.MULTILINE)) == text.count(' "$@"') - 1
 
 
+def test_a_benchmark_that_is_not_there_is_refused_before_ray_starts() -> None:
+    bench = (sys.executable, "tests/tools/bench.py", "ray", "--only", "unknown")
+    done = subprocess.run(bench, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "--only is 'unknown', expected words of one of: small call; " in done.stderr
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Started a local Ray instance" not in done.stderr
+
+
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
 def test_build_backend_has_an_upper_bound(member: Path) -> None:
     build = tomllib.loads((member / "pyproject.toml").read_text())["build-system"]

@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,7 @@ from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from workers import BenchWorker
 
 MEMORY_ROWS, MEMORY_CALLS = 580, 100
+STEP_COSTS = "PPO step of eight calls, remote columns beside whole batches"
 
 
 def as_batch(arrays: Arrays) -> DataProto:
@@ -52,19 +54,11 @@ def as_tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
     return {key: torch.from_numpy(array) for key, array in arrays.items() if key != "uid"}
 
 
-@dataclass(frozen=True)
-class Case:
-    """One piece of work in both ways, what is aimed at, and its name among the other ways' numbers."""
-
-    work: str
-    ours: Callable[[], object]
-    plain: Callable[[], object]
-    aim: Aim
-    other_name: str = ""
+Work = Callable[[], object]
 
 
 class Bench:
-    """One plain group and one worker group over the same number of processes, and the work that both do."""
+    """One plain group and one worker group over the same number of processes."""
 
     def __init__(self, num_workers: int) -> None:
         self.plain = PlainGroup(num_workers)
@@ -78,89 +72,132 @@ class Bench:
         for part in (self.group, self.half, self.pool, self.half_pool):
             part.shutdown()
 
-    def cases(self) -> Iterator[Case]:
-        """All work that is measured call by call."""
-        large, small = with_names(LARGE_ROWS), with_names(SMALL_ROWS)
-        batch, few = as_batch(large), as_batch(small)
-        yield Case(
-            "small call", lambda: self.group.ping(1), lambda: self.plain.ping(1), Aim(1.12), "small call"
-        )
-        yield from self._to_all(large, batch)
-        yield from self._split(large, batch, small, few)
-        yield from self._futures(large, batch)
-        yield from self._steps(1024, 2048, (1.2, 1.35))
-        yield from self._steps(256, 1024, (1.35, 1.35))
-        yield from self._steps(256, 1024, (1.35, 1.35), image_bytes=200_000)
 
-    def _to_all(self, large: Arrays, batch: DataProto) -> Iterator[Case]:
-        plain, group, size = self.plain, self.group, megabytes(large)
-        state = {f"layer.{key}": tensor for key, tensor in as_tensors(large).items()}
-        arrays = {key: array for key, array in large.items() if key != "uid"}
-        for what, given, viewed, written in (
-            ("broadcast", large, lambda: group.broadcast_read_only(batch), lambda: group.broadcast(batch)),
-            ("state_dict to all", arrays, lambda: group.load_read_only(state), lambda: group.load(state)),
-        ):
-            read, cloned = partial(plain.broadcast, given), partial(plain.broadcast_and_clone, given)
-            yield Case(f"{what} {size}, read-only", viewed, read, Aim(1.15), "broadcast, read-only")
-            yield Case(f"{what} {size}, writable", written, cloned, Aim(1.15), "broadcast, writable")
+@dataclass(frozen=True)
+class Case:
+    """One piece of work, what is aimed at, and its name among the other ways' numbers.
 
-    def _split(self, large: Arrays, batch: DataProto, small: Arrays, few: DataProto) -> Iterator[Case]:
-        plain, group, size = self.plain, self.group, megabytes(large)
-        yield Case(
-            f"split, small answer {size}",
-            lambda: group.count(batch),
-            lambda: plain.split_and_count(large),
-            Aim(1.1),
-            "split, small answer",
-        )
-        for data, arrays, limit, name in (
-            (batch, large, 1.1, "split, echo"),
-            (few, small, 1.15, "split, echo, small"),
-        ):
-            yield Case(
-                f"split, echo, concat {megabytes(arrays)}",
-                partial(group.echo, data),
-                partial(plain.split_and_echo, arrays),
-                Aim(limit),
-                name,
-            )
+    Attributes:
+        ways: given the groups, ours and the plain way to do it; called in a block that ends what it started.
+    """
 
-    def _futures(self, large: Arrays, batch: DataProto) -> Iterator[Case]:
-        plain, group, half, size = self.plain, self.group, self.half, megabytes(large)
-        yield Case(
-            f"future into the next call, aligned {size}, read-only",
-            lambda: group.count_read_only(group.echo_later(batch)),
-            lambda: plain.chain_aligned(large),
-            Aim(1.15),
-        )
-        yield Case(
-            f"future into the next call, aligned {size}, writable",
-            lambda: group.count(group.echo_later(batch)),
-            lambda: plain.chain_aligned_and_clone(large),
-            Aim(1.15),
-        )
-        yield Case(
-            f"future into the next call, re-chunked {size}",
-            lambda: half.count(group.echo_later(batch)),
-            lambda: plain.chain_rechunked(large),
-            Aim(1.25),
-        )
+    work: str
+    ways: Callable[[Bench, ExitStack], tuple[Work, Work]]
+    aim: Aim
+    other_name: str = ""
 
-    def _steps(
-        self, rows: int, width: int, limits: tuple[float, float], *, image_bytes: int = 0
-    ) -> Iterator[Case]:
-        """A step of PPO with columns that stay where they are, beside references wired by hand."""
-        group = group_of(self.pool, width, remote=True)
-        prompts, size = group.put(prompts_of(rows, image_bytes=image_bytes)), len(self.plain.actors)
+
+def cases() -> Iterator[Case]:
+    """All work that is measured call by call, known before anything is started."""
+    large, small = with_names(LARGE_ROWS), with_names(SMALL_ROWS)
+    batch, few = as_batch(large), as_batch(small)
+
+    def case(
+        work: str,
+        ours: Callable[[Bench], object],
+        plain: Callable[[PlainGroup], object],
+        limit: float,
+        other_name: str = "",
+    ) -> Case:
+        def ways(bench: Bench, _: ExitStack) -> tuple[Work, Work]:
+            return partial(ours, bench), partial(plain, bench.plain)
+
+        return Case(work, ways, Aim(limit), other_name)
+
+    yield case(
+        "small call", lambda bench: bench.group.ping(1), lambda plain: plain.ping(1), 1.12, "small call"
+    )
+    state, size = {f"layer.{key}": tensor for key, tensor in as_tensors(large).items()}, megabytes(large)
+    arrays = {key: array for key, array in large.items() if key != "uid"}
+    yield case(
+        f"broadcast {size}, read-only",
+        lambda bench: bench.group.broadcast_read_only(batch),
+        lambda plain: plain.broadcast(large),
+        1.15,
+        "broadcast, read-only",
+    )
+    yield case(
+        f"broadcast {size}, writable",
+        lambda bench: bench.group.broadcast(batch),
+        lambda plain: plain.broadcast_and_clone(large),
+        1.15,
+        "broadcast, writable",
+    )
+    yield case(
+        f"state_dict to all {size}, read-only",
+        lambda bench: bench.group.load_read_only(state),
+        lambda plain: plain.broadcast(arrays),
+        1.15,
+        "broadcast, read-only",
+    )
+    yield case(
+        f"state_dict to all {size}, writable",
+        lambda bench: bench.group.load(state),
+        lambda plain: plain.broadcast_and_clone(arrays),
+        1.15,
+        "broadcast, writable",
+    )
+    yield case(
+        f"split, small answer {size}",
+        lambda bench: bench.group.count(batch),
+        lambda plain: plain.split_and_count(large),
+        1.1,
+        "split, small answer",
+    )
+    yield case(
+        f"split, echo, concat {size}",
+        lambda bench: bench.group.echo(batch),
+        lambda plain: plain.split_and_echo(large),
+        1.1,
+        "split, echo",
+    )
+    yield case(
+        f"split, echo, concat {megabytes(small)}",
+        lambda bench: bench.group.echo(few),
+        lambda plain: plain.split_and_echo(small),
+        1.15,
+        "split, echo, small",
+    )
+    yield case(
+        f"future into the next call, aligned {size}, read-only",
+        lambda bench: bench.group.count_read_only(bench.group.echo_later(batch)),
+        lambda plain: plain.chain_aligned(large),
+        1.15,
+    )
+    yield case(
+        f"future into the next call, aligned {size}, writable",
+        lambda bench: bench.group.count(bench.group.echo_later(batch)),
+        lambda plain: plain.chain_aligned_and_clone(large),
+        1.15,
+    )
+    yield case(
+        f"future into the next call, re-chunked {size}",
+        lambda bench: bench.half.count(bench.group.echo_later(batch)),
+        lambda plain: plain.chain_rechunked(large),
+        1.25,
+    )
+    for rows, width, image_bytes, limits in (
+        (1024, 2048, 0, (1.2, 1.35)),
+        (256, 1024, 0, (1.35, 1.35)),
+        (256, 1024, 200_000, (1.35, 1.35)),
+    ):
         images = f" and {rows * image_bytes / 1e6:.0f} MB of images" if image_bytes else ""
-        try:
-            for how, writable, limit in zip(("views", "copies"), (False, True), limits, strict=True):
-                by_hand = PlainStep(size, rows, width, writable, image_bytes=image_bytes)
-                work = f"PPO step of eight calls {step_megabytes(rows, width)}{images}, workers read {how}"
-                yield Case(work, GroupStep(group, prompts, width, writable), by_hand, Aim(limit))
-                by_hand.close()
-        finally:
-            group.shutdown()
+        work = f"PPO step of eight calls {step_megabytes(rows, width)}{images}"
+        for how, writable, limit in zip(("views", "copies"), (False, True), limits, strict=True):
+            ways = partial(step_ways, rows, width, writable, image_bytes)
+            yield Case(f"{work}, workers read {how}", ways, Aim(limit))
+
+
+def step_ways(
+    rows: int, width: int, writable: bool, image_bytes: int, bench: Bench, started: ExitStack
+) -> tuple[Work, Work]:
+    """A step of PPO with columns that stay where they are, and one with references wired by hand."""
+    group = group_of(bench.pool, width, remote=True)
+    started.callback(group.shutdown)
+    prompts = group.put(prompts_of(rows, image_bytes=image_bytes))
+    by_hand = PlainStep(len(bench.plain.actors), rows, width, writable, image_bytes=image_bytes)
+    started.callback(by_hand.close)
+    return GroupStep(group, prompts, width, writable), by_hand
 
 
 def step_megabytes(rows: int, width: int) -> str:
@@ -191,25 +228,27 @@ def megabytes(arrays: Arrays) -> str:
     return f"{sum(array.nbytes for key, array in arrays.items() if key != 'uid') / 1e6:.1f} MB"
 
 
-def measured(case: Case, rounds: int, others: dict[str, dict[str, float]]) -> Row:
+def measured(case: Case, bench: Bench, rounds: int, others: dict[str, dict[str, float]]) -> Row:
     """Ours and the plain way in turn, beside what other ways took."""
     rounds = rounds * 5 if case.work == "small call" else rounds
-    found = medians_ms({"ours": case.ours, "plain": case.plain}, rounds, warm_up=4)
+    with ExitStack() as started:
+        ours, plain = case.ways(bench, started)
+        found = medians_ms({"ours": ours, "plain": plain}, rounds, warm_up=4)
     beside = {name: times[case.other_name] for name, times in others.items() if case.other_name in times}
     row = Row(case.work, found["ours"], "plain Ray", found["plain"], case.aim, beside)
     sys.stderr.write(f"{row.work}: {row.ratio:.2f}\n")
     return row
 
 
-def run(options: argparse.Namespace, others: dict[str, dict[str, float]]) -> tuple[list[Row], dict[str, Any]]:
+def run(
+    options: argparse.Namespace, chosen: list[Case], others: dict[str, dict[str, float]]
+) -> tuple[list[Row], dict[str, Any]]:
     """All rows, and what the memory was after many calls."""
     rows = startup_rows(options.workers, options.starts) if options.starts else []
     bench = Bench(options.workers)
     try:
-        rows += [
-            measured(case, options.rounds, others) for case in bench.cases() if options.only in case.work
-        ]
-        if options.only in "PPO step of eight calls, remote columns beside whole batches":
+        rows += [measured(case, bench, options.rounds, others) for case in chosen]
+        if options.only in STEP_COSTS:
             rows += step_rows(bench.pool, options.rounds)
         left = memory_left(bench.group.echo, as_batch(with_names(MEMORY_ROWS)), MEMORY_CALLS)
     finally:
@@ -229,6 +268,11 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only the calls whose name contains these words")
     parser.add_argument("--verl", metavar="SITE", help="folder that `pip install --target` put verl into")
     options = parser.parse_args()
+    known = list(cases())
+    chosen = [case for case in known if options.only in case.work]
+    if not chosen and options.only not in STEP_COSTS:
+        names = "; ".join([*(case.work for case in known), STEP_COSTS])
+        parser.error(f"--only is {options.only!r}, expected words of one of: {names}")
     load = os.getloadavg()[0]
     others = {
         "MPI": mpi_medians(options.workers, options.rounds, LARGE_ROWS, SMALL_ROWS, WIDTH),
@@ -242,7 +286,7 @@ def main() -> int:
         logging_level=logging.ERROR,
     )
     try:
-        rows, left = run(options, others)
+        rows, left = run(options, chosen, others)
     finally:
         ray.shutdown()
     sys.stdout.write(
