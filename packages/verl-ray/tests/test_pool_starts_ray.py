@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import ray
@@ -11,7 +13,7 @@ import torch
 from verl_dispatch import Dispatch, register
 from verl_protocol import DataProto
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, WorkerGroupError
-from verl_ray.errors import PoolClosed
+from verl_ray.errors import PoolClosed, StartTimeout
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -56,3 +58,27 @@ def test_the_first_use_starts_ray_and_a_later_cluster_is_not_mistaken_for_it() -
     assert (pool.store, pool.pgs, repr(pool)) == ([1], None, "RayResourcePool([1], CPU, 'verl_ray')")
     pool.shutdown()
     assert not ray.is_initialized()
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_a_start_through_uv_is_warned_of_at_once_and_once_unless_it_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # As `uv run --no-sync` does in a copy of the working directory, where Ray is not installed.
+    uv = tmp_path / "uv"
+    uv.write_text("#!/bin/sh\nexit 1\n")
+    uv.chmod(0o755)
+    program = f"{uv} run --no-sync python"
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env={"py_executable": program})
+    told = rf"Ray starts each worker by `{re.escape(program)}` .*, set RAY_ENABLE_UV_RUN_RUNTIME_ENV=0 before"
+
+    def start() -> list[str]:
+        with RayResourcePool([1], use_gpu=False) as pool, pytest.raises(StartTimeout, match=told):
+            RayWorkerGroup(pool, RayClassWithInitArgs(Idle), ray_wait_register_center_timeout=1)
+        return [record.message for record in caplog.records if re.search(told, record.message)]
+
+    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "1")
+    assert start() == []
+    monkeypatch.delenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV")
+    assert len(start()) == 1
+    assert len(start()) == 1

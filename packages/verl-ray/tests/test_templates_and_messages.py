@@ -8,7 +8,6 @@ import pickle
 import subprocess
 import sys
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from verl_dispatch.workers.roles import arguments_apart, roles_of
 from verl_protocol import DataProto, DataProtoFuture
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl_ray.calls.packing import Packer, is_worth_storing
-from verl_ray.group import launch
 from verl_ray.wire.message import ONE_READER, Answer, Slot, open_message, packed, prepare_answer
 from verl_ray.worker.actor import ANY_METHOD, create_colocated_worker_cls, derive_actor_class, routes_of
 from verl_ray.worker.host import Assignment, Host, WorkerReport, startup_times
@@ -290,17 +288,6 @@ def test_a_time_limit_of_a_start_that_is_none_is_named(limit: Any) -> None:
     pool = RayResourcePool([1], use_gpu=False)
     with pytest.raises((TypeError, ValueError), match=r"^ray_wait_register_center_timeout must be a number"):
         RayWorkerGroup(pool, RayClassWithInitArgs(Sample, "x"), ray_wait_register_center_timeout=limit)
-
-
-@pytest.mark.parametrize(("is_on", "says_so"), [(True, True), (False, False)])
-def test_a_start_that_goes_through_uv_says_how_to_avoid_it(
-    monkeypatch: pytest.MonkeyPatch, is_on: bool, says_so: bool
-) -> None:
-    monkeypatch.setattr(launch, "actor_state", lambda _: "PENDING_CREATION")
-    monkeypatch.setattr(launch, "RAY_ENABLE_UV_RUN_RUNTIME_ENV", is_on)
-    monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
-    handle: Any = SimpleNamespace(_actor_id=b"id")
-    assert ("RAY_ENABLE_UV_RUN_RUNTIME_ENV=0" in launch._stage(handle)) == says_so
 
 
 class Named:

@@ -13,12 +13,11 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import ray
 from ray import cloudpickle
-from ray._private.ray_constants import RAY_ENABLE_UV_RUN_RUNTIME_ENV
 from ray.exceptions import ActorAlreadyExistsError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from verl_dispatch.errors import WorkerGroupError
@@ -53,10 +52,7 @@ _WARNED_AFTER_S = 150.0
 # A worker that hangs delays the end by so much, if its class has a clean-up.
 _CLEAN_UP_S = 5.0
 _GONE_S = 5.0
-_THROUGH_UV = (
-    " (under `uv run` Ray starts each worker through uv, which can take minutes or fail; set "
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV=0 before this program starts)"
-)
+_UV_SWITCH = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
 
 
 class Places(NamedTuple):
@@ -241,6 +237,8 @@ class Launch:
 
 def launch(spec: LaunchSpec, slots: tuple[Slot, ...], number: int) -> Launch:
     """Request all actors and send their set-up calls, for the time of this number; returns at once."""
+    if _UV_SWITCH not in os.environ and (through_uv := _through_uv()):
+        _warn_once(f"{through_uv}; {_UV_SWITCH}=1 instead says that this is wanted")
     requested_at, deadline = time.time(), time.monotonic() + spec.timeout_s
     options, names = spec.options(), spec.names(number)
     handles: list[Any] = []
@@ -257,6 +255,23 @@ def launch(spec: LaunchSpec, slots: tuple[Slot, ...], number: int) -> Launch:
         end(handles)
         raise
     return Launch(spec, slots, tuple(handles), names, meeting, set_ups, requested_at, deadline)
+
+
+def _through_uv() -> str:
+    """What to know where Ray starts every process of this program by `uv run`; "" where it does not."""
+    command = str(ray.get_runtime_context().runtime_env.get("py_executable"))
+    if "uv run" not in command:
+        return ""
+    return (
+        f"under `uv run`, as here, Ray starts each worker by `{command}` in a copy of the working directory: "
+        "that takes long the first time, and fails where uv may not or cannot install all packages there "
+        f"(--no-sync); where all machines have them already, set {_UV_SWITCH}=0 before the program starts"
+    )
+
+
+@cache
+def _warn_once(text: str) -> None:
+    _log.warning(text)
 
 
 def _start_actor(spec: LaunchSpec, options: Mapping[str, Any], rank: int) -> Any:
@@ -365,9 +380,7 @@ def _stage(handle: Any) -> str:
     if state == "ALIVE":
         return "in their constructor, or wait there for others"
     if state == "PENDING_CREATION":
-        # uv counts how deep `uv run` is nested, for the programs it starts.
-        through_uv = RAY_ENABLE_UV_RUN_RUNTIME_ENV and "UV_RUN_RECURSION_DEPTH" in os.environ
-        return "waiting for a process, or importing their code" + (_THROUGH_UV if through_uv else "")
+        return "waiting for a process, or importing their code"
     return f"{state}, in Ray's words"
 
 
@@ -375,7 +388,9 @@ def _start_failure(launched: Launch, error: Exception) -> Exception:
     spec = launched.spec
     if not isinstance(error, RayError):
         _, silent = survey(launched.set_ups, 0.0)
-        return errors.StartTimeout(spec.name, spec.timeout_s, silent, _in_the_way(launched, silent))
+        return errors.StartTimeout(
+            spec.name, spec.timeout_s, silent, _in_the_way(launched, silent), _through_uv()
+        )
     # Every other rank waits for rank 0's answer about the meeting point, and fails for want of it.
     raised, silent = survey([launched.meeting], 0.0)
     if raised:
