@@ -6,13 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from verl_dispatch.errors import UnevenRowsError
-from verl_dispatch.planning.layout import (
-    RowLayout,
-    balanced_layout,
-    even_layout,
-    padded_layout,
-    uneven_layout,
-)
+from verl_dispatch.planning.layout import RowLayout, balanced_layout, padded_layout, uneven_layout
+from verl_dispatch.planning.split import split_batches
 from verl_protocol import DataProto
 
 ROWS = st.integers(0, 40)
@@ -57,9 +52,10 @@ def test_even_parts_refuse_rows_that_do_not_divide(num_rows: int, num_parts: int
         with pytest.raises(
             UnevenRowsError, match=f"{num_rows} rows? .* {num_parts} workers.* pad .*auto_padding"
         ):
-            even_layout("it", num_rows, num_parts)
+            split_batches(num_parts, (batch(num_rows),), {})
     else:
-        assert set(even_layout("it", num_rows, num_parts).rows) == {num_rows // num_parts}
+        [[parts], _] = split_batches(num_parts, (batch(num_rows),), {})
+        assert list(map(len, parts)) == [num_rows // num_parts] * num_parts
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=40), PARTS)
@@ -132,6 +128,6 @@ def test_jagged_columns_are_padded_with_their_last_row() -> None:
 
 def test_an_even_cut_shares_storage_with_the_batch() -> None:
     data = DataProto.from_dict(tensors={"i": torch.arange(6)}, non_tensors={"n": np.arange(6)})
-    parts = even_layout("it", 6, 3).cut(data)
+    parts = padded_layout(6, 3).cut(data)
     parts[2].tensor("i")[0] = 40
     assert data.tensor("i").tolist() == [0, 1, 2, 3, 40, 5]

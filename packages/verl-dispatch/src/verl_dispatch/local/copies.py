@@ -147,7 +147,8 @@ def _copy_tuple(value: tuple[Any, ...], memo: Memo) -> tuple[Any, ...]:
 def _copy_dict(value: dict[Any, Any], memo: Memo) -> dict[Any, Any]:
     made: dict[Any, Any] = {}
     memo[id(value)] = made
-    made.update({_copied(key, memo): _copied(item, memo) for key, item in value.items()})
+    for key, item in value.items():
+        made[key if type(key) is str else _copied(key, memo)] = _copied(item, memo)
     return made
 
 
@@ -176,12 +177,11 @@ def _copy_batch(value: DataProto, memo: Memo) -> DataProto:
     held = {
         **value._private(),
         "_tensors": value._held() if value._has_batch() else None,
-        "_num_rows": value._row_count(),
-        "_device": value._batch_device(),
         "non_tensor_batch": value.non_tensor_batch,
         "meta_info": value.meta_info,
     }
-    made.__dict__.update({name: _copied(item, memo) for name, item in held.items()})
+    copied = {name: _copied(item, memo) for name, item in held.items()}
+    made.__dict__.update(copied, _num_rows=value._row_count(), _device=value._batch_device())
     return made
 
 

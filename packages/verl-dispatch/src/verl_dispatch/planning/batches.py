@@ -35,7 +35,7 @@ __all__ = [
     "num_rows_of",
     "padded_parts",
     "row_weights",
-    "split_even",
+    "split_rows",
     "take",
     "wants_padding",
     "without_last",
@@ -75,9 +75,9 @@ def ask_for_padding(future: object) -> None:
     setattr(future, FUTURE_FLAG, True)
 
 
-def split_even(batch: Any, num_parts: int) -> list[Any]:
-    """Consecutive parts as views that differ by at most one row; `metrics` stay with the first."""
-    return [like(batch, part) for part in as_proto(batch).chunk(num_parts, uneven=True)]
+def split_rows(batch: Any, sizes: Sequence[int]) -> list[Any]:
+    """Consecutive parts of these sizes as views; `metrics` stay with the first."""
+    return [like(batch, part) for part in as_proto(batch)._pieces(sizes)]
 
 
 def take(batch: Any, index: Sequence[int]) -> Any:

@@ -46,7 +46,7 @@ class RowLayout:
     def cut(self, batch: Any) -> list[Any]:
         """A batch of `num_rows` rows, cut into the parts; padding repeats the last row."""
         if not self.changes_answers:
-            return batches.split_even(batch, len(self.parts))
+            return batches.split_rows(batch, self.rows)
         return batches.padded_parts(batch, list(map(self._real, range(len(self.parts)))))
 
     def _real(self, index: int) -> batches.PaddedRows:
@@ -75,17 +75,6 @@ class RowLayout:
 # --- ways to lay out rows ---------------------------------------------------------------------------------
 
 
-def even_layout(label: str, num_rows: int, num_parts: int) -> RowLayout:
-    """Parts of equal size.
-
-    Raises:
-        UnevenRowsError: the rows do not divide.
-    """
-    if num_rows % num_parts:
-        raise uneven_rows(label, num_rows, num_parts)
-    return _equal_parts(num_rows, num_parts)
-
-
 def uneven_layout(label: str, num_rows: int, num_parts: int) -> RowLayout:
     """Parts that differ by at most one row, none of them empty.
 
@@ -97,16 +86,11 @@ def uneven_layout(label: str, num_rows: int, num_parts: int) -> RowLayout:
     return RowLayout(num_rows, _consecutive(even_sizes(num_rows, num_parts)), (0,) * num_parts)
 
 
-# Steps of a training loop have the same rows again and again; a layout is small.
-@lru_cache(maxsize=64)
-def _equal_parts(num_rows: int, num_parts: int) -> RowLayout:
-    return RowLayout(num_rows, _consecutive([num_rows // num_parts] * num_parts), (0,) * num_parts)
-
-
-# Every worker's piece of a future asks for it, and asks again.
+# Steps of a training loop have the same rows again and again, and every worker's piece of a future asks for
+# it too; a layout is small.
 @lru_cache(maxsize=64)
 def padded_layout(num_rows: int, num_parts: int) -> RowLayout:
-    """Parts of equal size, the last row repeated until the rows divide."""
+    """Parts of equal size, the last row repeated until the rows divide; no padding where they do."""
     size = -(-num_rows // num_parts)
     parts = _consecutive([size] * num_parts)
     pad = tuple([max(0, part.stop - max(part.start, num_rows)) for part in parts])

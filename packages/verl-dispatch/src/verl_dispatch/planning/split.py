@@ -13,10 +13,10 @@ from verl_dispatch.planning import batches
 from verl_dispatch.planning.layout import (
     RowLayout,
     balanced_layout,
-    even_layout,
     padded_layout,
     unequal_rows,
     uneven_layout,
+    uneven_rows,
 )
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, UNNAMED, CallOptions, Labels
 from verl_dispatch.planning.parts import split_future
@@ -186,12 +186,12 @@ def _weights(known: Sequence[Any], key: str) -> Any:
 
 
 def _cut_batch(arguments: _Arguments, index: int, num_parts: int, common: RowLayout | None) -> SplitList:
-    batch = arguments.values[index]
-    if common is not None and batches.answered_rows(batch) is not None:
-        layout = common
-    else:
+    batch, layout = arguments.values[index], common
+    if layout is None or batches.answered_rows(batch) is None:
         num_rows = batches.num_rows_of(batch)
-        layout = even_layout(arguments.label(index), num_rows, num_parts)
+        if num_rows % num_parts:
+            raise uneven_rows(arguments.label(index), num_rows, num_parts)
+        layout = padded_layout(num_rows, num_parts)
     return SplitList(layout.cut(batch), layout)
 
 

@@ -61,14 +61,13 @@ class BatchJoining(BatchColumns):
         counts = [part._checked_rows() for part in parts]
         full = [(place, part) for place, part in enumerate(parts) if counts[place] or _has_columns(part)]
         full = full or [(0, parts[0])]
-        tensors = _concat_tensors(
-            [(place, part, _with_read(part._held(), pad or {})) for place, part in full], pad or {}, pad_side
-        )
+        tensors = _concat_tensors([(place, part._held()) for place, part in full], pad or {}, pad_side)
         arrays: list[checks.PlacedColumns] = [(place, part.non_tensor_batch) for place, part in full]
         checks.check_schema(arrays, "non-tensor columns")
         meta = merge_meta([part.meta_info for part in parts], merge)
         non_tensors = ops.concat_all([columns for _, columns in arrays])
-        made = full[0][1]._with(tensors, sum(counts), non_tensors, meta)
+        has_batch = any(part._has_batch() for _, part in full)
+        made = full[0][1]._with(tensors if has_batch else None, sum(counts), non_tensors, meta)
         made._auto_padding = any(part._auto_padding for part in parts)
         made._pad_mask = _joined_masks(parts, counts)
         return made
@@ -120,17 +119,16 @@ def _has_columns(part: BatchState) -> bool:
 
 
 def _concat_tensors(
-    parts: Sequence[tuple[int, BatchState, dict[str, torch.Tensor]]], pad: Mapping[str, float], side: Side
-) -> dict[str, torch.Tensor] | None:
-    columns: list[checks.PlacedColumns] = [(place, tensors) for place, _, tensors in parts]
-    checks.check_schema(columns, "tensor columns", frozenset(pad))
-    if missing := [key for key in pad if key not in columns[0][1]]:
-        raise checks.missing_columns("tensor columns", {"pad": missing, 0: sorted(columns[0][1])})
+    parts: list[checks.PlacedColumns], pad: Mapping[str, float], side: Side
+) -> dict[str, torch.Tensor]:
+    if pad:
+        parts = [(place, _with_read(columns, pad)) for place, columns in parts]
+    checks.check_schema(parts, "tensor columns", frozenset(pad))
+    wider = [dict(columns) for _, columns in parts]
+    if missing := [key for key in pad if key not in wider[0]]:
+        raise checks.missing_columns("tensor columns", {"pad": missing, 0: sorted(wider[0])})
     for key, value in pad.items():
-        _check_pad(key, [tensors[key] for _, tensors in columns], value, side)
-    if not any(part._has_batch() for _, part, _ in parts):
-        return None
-    wider = [dict(tensors) for _, tensors in columns]
+        _check_pad(key, [tensors[key] for tensors in wider], value, side)
     for key, value in pad.items():
         shapes = [tensors[key].shape[1:] for tensors in wider]
         width = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
@@ -214,7 +212,7 @@ def _is_same(first: Any, second: Any) -> bool:
     return isinstance(first, RemoteColumn) and isinstance(second, RemoteColumn) and first.names_same(second)
 
 
-def _with_read(columns: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+def _with_read(columns: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     """The columns, those named here."""
     return {**columns, **read_all({key: columns[key] for key in keys if key in columns})}
 

@@ -265,10 +265,8 @@ def check_schema(parts: Sequence[PlacedColumns], kind: str, padded: frozenset[st
         SchemaError: parts have different columns.
         SchemaError: a column has not the same type, dtype, device or row shape everywhere.
     """
-    keys = {place: set(columns) for place, columns in parts}
-    everywhere = set.intersection(*keys.values())
-    if any(found != everywhere for found in keys.values()):
-        raise missing_columns(kind, {place: sorted(map(str, found)) for place, found in keys.items()})
+    if len({frozenset(columns) for _, columns in parts}) > 1:
+        raise missing_columns(kind, {place: sorted(map(str, columns)) for place, columns in parts})
     for key in parts[0][1]:
         if key in padded or not _plainly_alike([columns[key] for _, columns in parts]):
             _check_column(key, [(place, columns[key]) for place, columns in parts], key in padded)
@@ -300,10 +298,11 @@ def _differing(key: str, what: str, found: Mapping[int | str, object]) -> errors
 
 def _plainly_alike(column: Sequence[Any]) -> bool:
     """Whether all parts are dense tensors or arrays of one form, seen fast as there may be thousands."""
-    if all(type(part) is torch.Tensor for part in column):
+    kinds = set(map(type, column))
+    if kinds == {torch.Tensor}:
         forms = {(part.dtype, part.shape[1:], part.device, part.layout) for part in column}
         return len(forms) == 1 and column[0].layout is torch.strided and not column[0].is_nested
-    if all(type(part) is np.ndarray for part in column):
+    if kinds == {np.ndarray}:
         return len({(part.dtype, part.shape[1:]) for part in column}) == 1
     return False
 

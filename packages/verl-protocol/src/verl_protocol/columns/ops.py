@@ -52,12 +52,11 @@ def narrow(column: Any, start: int, stop: int) -> Any:
 
 def split(column: Any, sizes: Sequence[int]) -> list[Any]:
     """Consecutive pieces of these sizes as views; the sizes add up to the number of rows."""
-    spans = spans_of(sizes)
     if isinstance(column, torch.Tensor):
         if column.is_nested:
-            return jagged.split_jagged(column, spans)
-        return list(torch.split(column, list(sizes)))
-    return [narrow(column, start, stop) for start, stop in spans]
+            return jagged.split_jagged(column, spans_of(sizes))
+        return list(column.split_with_sizes(list(sizes)))
+    return [narrow(column, start, stop) for start, stop in spans_of(sizes)]
 
 
 def spans_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
@@ -141,10 +140,10 @@ def repeat_all(columns: Mapping[str, C], times: int, interleave: bool = True) ->
 
 def split_all(columns: Mapping[str, C], sizes: Sequence[int]) -> list[dict[str, C]]:
     """`split` on every column: one dict per piece; columns that share their offsets still do."""
-    followers, keys = sharing(columns), list(columns)
-    if not keys:
+    if not columns:
         return [{} for _ in sizes]
-    pieces = zip(*(split(column, sizes) for column in columns.values()), strict=True)
+    followers, keys = sharing(columns), list(columns)
+    pieces = zip(*[split(column, sizes) for column in columns.values()], strict=True)
     return [keep_shared(followers, dict(zip(keys, piece, strict=True))) for piece in pieces]
 
 

@@ -193,11 +193,11 @@ class ColumnsOnDemand(dict[str, Any]):
 
     def items(self) -> Any:
         """Keys and columns, all read in one round."""
-        return read_all(dict(self.held())).items()
+        return read_all(held_in(self)).items()
 
     def values(self) -> Any:
         """The columns, all read in one round."""
-        return read_all(dict(self.held())).values()
+        return read_all(held_in(self)).values()
 
     def pop(self, key: str, *default: Any) -> Any:
         """Take the column out, here."""
@@ -208,17 +208,11 @@ class ColumnsOnDemand(dict[str, Any]):
         key, column = super().popitem()
         return key, read(column, key)
 
-    def held(self) -> Iterator[tuple[str, Any]]:
-        """Keys and columns as they are held: remote ones unread."""
-        return ((key, _settled(column)) for key, column in super().items())
 
-
-def held_in(columns: Mapping[str, Any]) -> dict[str, Any]:
+def held_in(columns: dict[str, Any]) -> dict[str, Any]:
     """The columns as they are held, in a dict of their own: remote ones unread, unless written to."""
-    if isinstance(columns, ColumnsOnDemand):
-        return dict(columns.held())
-    return {key: _settled(column) for key, column in columns.items()}
-
-
-def _settled(column: Any) -> Any:
-    return column.settled() if isinstance(column, RemoteColumn) else column
+    # Not `columns.items()`, which reads them where they are ColumnsOnDemand.
+    return {
+        key: column.settled() if isinstance(column, RemoteColumn) else column
+        for key, column in dict.items(columns)
+    }
