@@ -127,12 +127,13 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         self.answers_stay_remote: bool = flag("remote", remote)
         for each in (cls, *roles_of(cls).values()):
             self._registered_methods(each)
-        name = name_prefix or f"{type(self).__name__}[{cls.__name__}]"
-        self._state = LocalState(name, name_prefix, cls, self._world_size, args, kwargs, concurrent)
+        self._name = name_prefix or f"{type(self).__name__}[{cls.__name__}]"
+        self._state = LocalState(self._name, name_prefix, cls, self._world_size, args, kwargs, concurrent)
         self._generation_seen = 0
         self._state.build()
         self._bind_worker_method(cls)
 
+    _name: str = ""
     _way_to_workers = (
         "it belongs to the program that made it; roles that call each other share a process: "
         "create_colocated_worker_raw_cls, then get_fused_worker_by_name in the worker"
@@ -168,7 +169,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     # --- what the base asks of a backend -------------------------------------------------------------------
 
     def _send(self, plan: CallPlan, options: CallOptions) -> LocalCall:
-        call = LocalCall(self._state.life, plan, self._name(), options)
+        call = LocalCall(self._state.life, plan, self._name, options)
         call.is_timed = self._is_traced
         self._state.run(call, self._role)
         return call
@@ -183,13 +184,10 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     def _check_usable(self, method: str) -> None:
         state = self._state
         if state.closed or state.life.broken:
-            state.refuse(self._name(), method)
+            state.refuse(self._name, method)
         if self._generation_seen != state.life.generation:
             self._generation_seen = state.life.generation
             self.forget_meshes()
-
-    def _name(self) -> str:
-        return self._state.name if self._role is None else f"{self._state.name}.{self._role}"
 
     def start_worker_aliveness_check(self, every_n_seconds: float = 1) -> None:
         """Does nothing: workers in this process cannot die unseen."""
@@ -212,7 +210,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     @property
     def worker_names(self) -> list[str]:
         """A name for each worker, in rank order."""
-        return [f"{self._name()}:{rank}" for rank in range(self.world_size)]
+        return [f"{self._name}:{rank}" for rank in range(self.world_size)]
 
     @property
     def master_address(self) -> str:
@@ -256,7 +254,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     def _view(self, role: str, cls: type) -> Self:
         view = object.__new__(type(self))
         WorkerGroup.__init__(view)
-        view._world_size, view.name_prefix = self._world_size, role
+        view._world_size, view.name_prefix, view._name = self._world_size, role, f"{self._state.name}.{role}"
         view._state, view._role, view._generation_seen = self._state, role, self._generation_seen
         view.answers_stay_remote = self.answers_stay_remote
         view._bind_worker_method(cls)

@@ -87,13 +87,6 @@ class BatchCollector(Collector):
             AnswerError: an answer that is no batch, answers that do not fit together, rows of a rank that
                 would be lost, or padded or reordered rows that the answers cannot be matched with.
         """
-        for rank, output in zip(self.ranks, outputs, strict=True):
-            if not batches.is_batch(output):
-                raise AnswerError(
-                    f"{self.method!r} on rank {rank} answered {kind_of(output)}, but its mode joins batches "
-                    "(DataProto or TensorDict); return a batch, or register the method with "
-                    "DP_COMPUTE_METRIC to get a list of per-rank values"
-                )
         try:
             # Once for all that follows: a TensorDict takes long to take apart and put together.
             answers, back = batches.as_protos(outputs)
@@ -101,7 +94,7 @@ class BatchCollector(Collector):
         except AnswerError:
             raise
         except (ValueError, TypeError, KeyError) as error:
-            raise self._do_not_fit(error) from error
+            raise self._do_not_fit(outputs, error) from error
 
     def _joined(self, answers: list[Any]) -> Any:
         layout = self.layout
@@ -114,7 +107,14 @@ class BatchCollector(Collector):
         kept = trimmed(self.method, self.ranks, layout, answers)
         return in_input_order(verl_protocol.DataProto.concat(kept), layout.order)
 
-    def _do_not_fit(self, cause: Exception) -> AnswerError:
+    def _do_not_fit(self, outputs: Sequence[Any], cause: Exception) -> AnswerError:
+        for rank, output in zip(self.ranks, outputs, strict=True):
+            if not batches.is_batch(output):
+                return AnswerError(
+                    f"{self.method!r} on rank {rank} answered {kind_of(output)}, but its mode joins batches "
+                    "(DataProto or TensorDict); return a batch, or register the method with "
+                    "DP_COMPUTE_METRIC to get a list of per-rank values"
+                )
         first = [f"part {part} is the answer of rank {rank}" for part, rank in enumerate(self.ranks[:8])]
         more = ["and so on"] if len(self.ranks) > 8 else []
         own = "; what each rank has of its own belongs in meta_info['metrics']"

@@ -66,10 +66,12 @@ class BatchJoining(BatchColumns):
         checks.check_schema(arrays, "non-tensor columns")
         meta = merge_meta([part.meta_info for part in parts], merge)
         non_tensors = ops.concat_all([columns for _, columns in arrays])
-        has_batch = any(part._has_batch() for _, part in full)
+        has_batch = [part for _, part in full if part._has_batch()]
         made = full[0][1]._with(tensors if has_batch else None, sum(counts), non_tensors, meta)
-        made._auto_padding = any(part._auto_padding for part in parts)
-        made._pad_mask = _joined_masks(parts, counts)
+        if [part for part in parts if part._auto_padding]:
+            made._auto_padding = True
+        if [part for part in parts if part._pad_mask is not None]:
+            made._pad_mask = torch.cat([part.pad_mask for part in parts])
         return made
 
     def union(self, other: BatchJoining) -> Self:
@@ -171,14 +173,6 @@ def _widen(column: torch.Tensor, width: tuple[int, ...], value: float, side: Sid
     ]
     wide[(slice(None), *spans)] = column
     return wide
-
-
-def _joined_masks(parts: Sequence[BatchState], counts: Sequence[int]) -> torch.Tensor | None:
-    masks = [part._pad_mask for part in parts]
-    if all(mask is None for mask in masks):
-        return None
-    full = zip(masks, counts, strict=True)
-    return torch.cat([torch.zeros(count, dtype=torch.bool) if mask is None else mask for mask, count in full])
 
 
 def _check_union_rows(data: BatchState, other: BatchState) -> None:

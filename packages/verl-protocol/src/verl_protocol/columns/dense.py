@@ -86,7 +86,7 @@ def gather(tensor: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
 def concat_dense(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
     """`torch.cat` for tensors of any one dtype."""
     shape = list(tensors[0].shape)
-    shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
+    shape[dim] = sum([tensor.shape[dim] for tensor in tensors])
     if _suits_one_thread(tensors, shape):
         # Where shapes do not fit, torch below says so, as it does for other sizes.
         with suppress(ValueError):

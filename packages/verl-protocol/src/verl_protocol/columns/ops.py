@@ -117,7 +117,7 @@ def _repeated_rows(num_rows: int, times: int, interleave: bool) -> NDArray[np.in
 def concat(columns: Sequence[Any]) -> Any:
     """The rows of all columns, which are of one kind and row shape, one after the other."""
     first = columns[0]
-    if any(isinstance(column, RemoteColumn) for column in columns):
+    if RemoteColumn in map(type, columns):
         return concat_remote(columns)
     if isinstance(first, torch.Tensor):
         return jagged.concat_jagged(columns) if first.is_nested else dense.concat_dense(columns)
@@ -151,8 +151,9 @@ def concat_all(parts: Sequence[Mapping[str, C]]) -> dict[str, C]:
     """`concat` on every column of parts that have the same keys; shared offsets stay shared."""
     joined = {key: concat([part[key] for part in parts]) for key in parts[0]}
     followers = sharing(parts[0])
-    everywhere = not followers or all(sharing(part) == followers for part in parts)
-    return keep_shared(followers if everywhere else {}, joined)
+    if followers and all(sharing(part) == followers for part in parts):
+        keep_shared(followers, joined)
+    return joined
 
 
 def sharing(columns: Mapping[str, Any]) -> dict[str, str]:
