@@ -227,6 +227,11 @@ def test_rows_that_are_no_batch_are_told_how_to_become_one(group: Any, value: An
         group.rows(value)
 
 
+def test_a_row_is_told_how_to_be_a_batch_of_one(group: Any) -> None:
+    with pytest.raises(UnsplittableArgumentError, match=r"take it as batch\[i : i \+ 1\]"):
+        group.rows(batch(4)[0])
+
+
 @pytest.mark.parametrize(("value", "way"), [(None, "give Broadcast.None. where None is"), (3, "wrap it in")])
 def test_what_holds_no_rows_is_told_of_broadcast_alone(group: Any, value: Any, way: str) -> None:
     with pytest.raises(UnsplittableArgumentError, match=f"expected .*; {way}") as caught:

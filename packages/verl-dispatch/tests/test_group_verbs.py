@@ -169,7 +169,7 @@ def test_a_future_with_row_counts_is_padded_by_fetching_only_its_rows() -> None:
     future: DataProtoFuture[DataProto] = DataProtoFuture(
         DataProto.concat, [Part(0), Part(1)], row_counts=[3, 3]
     )
-    parts = [future._cut(PaddedChunk(4, index, False, "m", None)) for index in range(4)]
+    parts = [future._cut(PaddedChunk(4, index, False, "d", "m", None)) for index in range(4)]
     resolved = [resolve_parts((part,), {}, materialize=True) for part in parts]
     assert [rows_of(part) for (part,), _, _ in resolved] == [[0, 1], [2, 3], [4, 5], [5, 5]]
     assert [trim.pad for _, _, trim in resolved if isinstance(trim, RowTrim)] == [0, 0, 0, 2]
@@ -237,8 +237,15 @@ def test_a_future_beside_a_batch_must_have_its_rows(group: Any) -> None:
     consumer: Any = LocalWorkerGroup(Both, 4)
     future = group.batch_later.options(uneven="balanced")(batch(6))
     assert rows_of(consumer.both(batch(6, auto_padding=True), future)) == [0, 2, 4, 6, 8, 10]
-    with pytest.raises(WorkerGroupError, match="another batch: 7 rows, a future: 6 rows"):
-        consumer.both(batch(7, auto_padding=True), future)
+    label = r"argument 1 \('e'\) of method 'both'"
+    for options in ({"auto_padding": True}, {"uneven": "balanced"}):
+        both = consumer.both.options(**options)
+        assert rows_of(both(batch(6), future)) == [0, 2, 4, 6, 8, 10]
+        with pytest.raises(WorkerGroupError, match=f"RowCountError.* another batch: 7 rows, {label}: 6 rows"):
+            both(batch(7), future)
+        other = group.batch_later(batch(8))
+        with pytest.raises(WorkerGroupError, match=f"argument 0 .*: 8 rows, {label}: 6 rows"):
+            both(other, future)
 
 
 def test_a_future_cannot_be_balanced(group: Any) -> None:

@@ -20,7 +20,7 @@ from verl_dispatch import ClassWithInitArgs, Dispatch, LocalWorkerGroup, Worker,
 from verl_dispatch.errors import NotPicklableError, NotTheOwnerError
 from verl_dispatch.local.replay import RecordedCall, main
 from verl_dispatch.workers.roles import create_colocated_worker_raw_cls
-from verl_protocol import DataProto
+from verl_protocol import DataProto, DataProtoFuture
 
 
 class Scorer(Worker):
@@ -39,6 +39,26 @@ class Scorer(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     async def draw(self) -> tuple[float, float, float]:
         return random.random(), float(np.random.rand()), float(torch.rand(1))
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def copy_later(self, batch: DataProto) -> DataProto:
+        return batch
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, materialize_futures=False)
+    def sum_of(self, later: DataProtoFuture[DataProto]) -> int:
+        return int(later.get().tensor("x").sum())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, materialize_futures=False)
+    async def sum_of_async(self, later: DataProtoFuture[DataProto]) -> int:
+        return int((await later).tensor("x").sum())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, materialize_futures=False)
+    def failure_of(self, later: DataProtoFuture[DataProto]) -> list[int]:
+        try:
+            later.get()
+        except WorkerGroupError as error:
+            return error.failed_ranks
+        return []
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def keep(self, value: Any) -> int:
@@ -88,6 +108,30 @@ def test_every_call_is_kept_on_request_with_its_random_state(group: Any, tmp_pat
     for path in files(tmp_path):
         with closing(RecordedCall.read(path)) as call:
             assert call.run() in drawn
+
+
+def test_futures_that_a_method_gets_unresolved_are_kept_with_their_values(group: Any, tmp_path: Path) -> None:
+    later = group.copy_later(DataProto.from_dict({"x": torch.arange(4)}))
+    assert len(later.get()) == 4
+    with group.record(tmp_path, on="all"):
+        for method in (group.sum_of, group.sum_of_async):
+            assert method(later) == [6, 6]
+    assert [path.name.split("-")[0] for path in files(tmp_path)][::2] == ["sum_of", "sum_of_async"]
+    for path in files(tmp_path):
+        with closing(RecordedCall.read(path)) as call:
+            assert call.run() == 6
+
+
+def test_a_method_that_reads_its_futures_hears_of_their_failure_itself(
+    group: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = group.score.options(blocking=False)(DataProto.from_dict({"x": torch.ones(8)}))
+    with pytest.raises(WorkerGroupError):
+        failed.get()
+    with group.record(tmp_path, on="all"):
+        assert group.failure_of(failed) == [[0, 1], [0, 1]]
+    assert files(tmp_path) == []
+    assert sum("failure_of on rank" in text and "not be recorded" in text for text in caplog.messages) == 2
 
 
 def test_nothing_is_written_where_nothing_fails_or_the_recording_has_ended(

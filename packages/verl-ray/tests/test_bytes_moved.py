@@ -303,7 +303,9 @@ def test_workers_find_the_parts_at_hand_that_their_rows_lie_in(
     num_parts: int, num_pieces: int, needed: list[set[int]]
 ) -> None:
     future = future_of(num_parts)
-    padded = [future._cut(PaddedChunk(num_pieces, index, False, "m", None)) for index in range(num_pieces)]
+    padded = [
+        future._cut(PaddedChunk(num_pieces, index, False, "d", "m", None)) for index in range(num_pieces)
+    ]
     assert [set(needed_parts(part)) for part in padded] == needed
     assert [set(needed_parts(piece)) for piece in future.chunk(num_pieces, uneven=True)] == needed
     for index, part in enumerate(padded):
@@ -323,7 +325,7 @@ def test_workers_find_the_parts_at_hand_that_their_rows_lie_in(
 )
 def test_known_row_counts_say_it_exactly(counts: list[int], needed: list[set[int]]) -> None:
     future = future_of(2, counts)
-    padded = [future._cut(PaddedChunk(2, index, False, "m", None)) for index in range(2)]
+    padded = [future._cut(PaddedChunk(2, index, False, "d", "m", None)) for index in range(2)]
     assert [set(needed_parts(part)) for part in padded] == needed
 
 

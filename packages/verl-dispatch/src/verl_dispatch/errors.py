@@ -66,20 +66,13 @@ class WorkerClassError(InvalidArgumentError):
 
 
 class UnsplittableArgumentError(PortableError, TypeError):
-    """An argument of a splitting mode that is nothing this mode can split."""
+    """An argument of a splitting mode that is nothing this mode can split; `way` makes it something."""
 
-    def __init__(
-        self, label: str, given: object, num_parts: int, expected: str, *, holds_rows: bool = False
-    ) -> None:
-        rows = (
-            "if it holds rows, make it a batch with DataProto.from_dict(tensors=..., non_tensors=...); "
-            if holds_rows
-            else ""
-        )
+    def __init__(self, label: str, given: object, num_parts: int, expected: str, way: str = "") -> None:
         wrapped = "give Broadcast(None) where None is meant" if given is None else "wrap it in Broadcast(...)"
         super().__init__(
             f"{label}, {kind_of(given)}, cannot be split over {num_parts} workers: expected {expected}; "
-            f"{rows}{wrapped} to send the same value to every worker"
+            f"{way and f'{way}; '}{wrapped} to send the same value to every worker"
         )
 
 

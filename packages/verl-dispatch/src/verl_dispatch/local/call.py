@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from verl_protocol import DataProtoFuture
 from verl_protocol.arguments import seconds
@@ -16,15 +16,16 @@ from verl_protocol.batch.apart import stored
 from verl_protocol.columns.reading import InProcessStore
 from verl_protocol.columns.remote import Origin
 from verl_protocol.futures.any_batch import is_proto
-from verl_protocol.futures.parts import Deadline, until_done
+from verl_protocol.futures.parts import Deadline, Steps, until_done
 
 from verl_dispatch.errors import CallTimeout, WorkerFailure, WorkerGroupError, _ranks, given_to
-from verl_dispatch.groups.call import Call
+from verl_dispatch.groups.call import Call, Pauses
 from verl_dispatch.local.copies import PrivateFuture
 from verl_dispatch.planning.batches import answered_rows
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions
 from verl_dispatch.planning.plan import CallPlan, arguments_of
 
+T = TypeVar("T")
 _PACKAGE = os.path.dirname(__file__)
 
 
@@ -70,6 +71,7 @@ class LocalCall(Call):
         self.is_timed = False
         self.overdue: list[int] = []
         self._unfilled: dict[Any, LocalFuture] = {}
+        self._told_readers: list[WorkerGroupError] = []
 
     # --- what the ranks report -----------------------------------------------------------------------------
 
@@ -118,12 +120,21 @@ class LocalCall(Call):
     def data_future(self) -> DataProtoFuture[Any]:
         """The future of a batch, which knows how many rows each answer has once it is there."""
         futures = self.futures()
-        return DataProtoFuture(
+        made = LocalBatchFuture(
             self.plan.collect.collect,
             futures,
             row_counts=[AnswerRows(future) for future in futures],
             row_aligned=self.plan.order is None,
         )
+        made._call = self
+        return made
+
+    def _failure_of_all(self) -> Pauses[WorkerGroupError]:
+        """What the reader of one failed answer is told: all that failed, as who waits for the call is."""
+        yield from self._until_decided(Deadline(None))
+        found = self.error(self._errors(), self._missing())
+        self._told_readers.append(found)
+        return found
 
     def error(self, errors: Mapping[int, BaseException], silent: Sequence[int]) -> WorkerGroupError:
         """The failures of these ranks, or of a call that made their future; silent ranks break the group."""
@@ -195,6 +206,28 @@ class LocalFuture(PrivateFuture):
             raise
 
 
+class LocalBatchFuture(DataProtoFuture[Any]):
+    """The batch that the ranks of one call answer; a failure of it names all ranks that failed."""
+
+    _call: LocalCall
+
+    def _run(self, steps: Steps[T], timeout: float | None = None, fetch: Any = None) -> T:
+        try:
+            return super()._run(steps, timeout, fetch)
+        except WorkerGroupError as error:
+            if not error.errors:
+                raise
+            raise self._call._sleeping(self._call._failure_of_all()) from error.__cause__
+
+    async def _run_async(self, steps: Steps[T], timeout: float | None = None, fetch: Any = None) -> T:
+        try:
+            return await super()._run_async(steps, timeout, fetch)
+        except WorkerGroupError as error:
+            if not error.errors:
+                raise
+            raise await self._call._awaiting(self._call._failure_of_all()) from error.__cause__
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerRows:
     """How many rows an answer has, once it is there."""
@@ -220,8 +253,10 @@ def _failure_among(values: Iterable[Any], error: BaseException) -> WorkerGroupEr
     for value in values:
         if isinstance(value, DataProtoFuture) and _failure_among(value.futures, error):
             return error
-        if isinstance(value, LocalFuture) and value.done() and value.exception() is error:
-            return error
+        if isinstance(value, LocalFuture) and value.done():
+            told = value.exception(), *value._call._told_readers
+            if any(error is each for each in told):
+                return error
     return None
 
 

@@ -121,6 +121,8 @@ def _copier_of_subclass(value: Any) -> Callable[[Any, Memo], Any]:
         return _copy_tensor
     if isinstance(value, DataProto):
         return _copy_batch
+    if isinstance(value, DataProtoFuture):
+        return _copy_future
     if isinstance(value, (Future, type)):
         return lambda value, memo: value
     return deep_copy
@@ -229,6 +231,5 @@ _COPIERS: dict[type, Callable[[Any, Memo], Any]] = {
     torch.Tensor: _copy_tensor,
     torch.nn.Parameter: _copy_tensor,
     DataProto: _copy_batch,
-    DataProtoFuture: _copy_future,
     PaddedPart: lambda value, memo: PaddedPart(_copied(value.value, memo), value.trim),
 }

@@ -5,6 +5,7 @@ Neither is imported here before there is a batch: a worker that never gets one d
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
@@ -30,6 +31,7 @@ __all__ = [
     "has_columns",
     "is_batch",
     "is_future",
+    "is_item",
     "is_splittable",
     "like",
     "num_rows_of",
@@ -53,6 +55,11 @@ def is_splittable(value: object) -> bool:
 def is_future(value: object) -> TypeGuard[DataProtoFuture[Any]]:
     """Whether this is a batch that another call is still making."""
     return isinstance(value, DataProtoFuture)
+
+
+def is_item(value: object) -> bool:
+    """Whether this is one row of a batch."""
+    return isinstance(value, getattr(sys.modules.get("verl_protocol.batch.item"), "DataProtoItem", ()))
 
 
 def answered_rows(value: object) -> int | None:

@@ -34,50 +34,54 @@ def split_future(
     label: str,
 ) -> list[Any]:
     """One part per worker; the driver neither waits for the future nor fetches any of it."""
-    uneven = options.uneven is not None
+    kind, uneven = PaddedChunk if padded else WorkerChunk, options.uneven is not None
     return [
-        future._cut(
-            PaddedChunk(num_parts, index, uneven, method, num_rows)
-            if padded
-            else WorkerChunk(num_parts, index, uneven, label)
-        )
-        for index in range(num_parts)
+        future._cut(kind(num_parts, index, uneven, label, method, num_rows)) for index in range(num_parts)
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerChunk(Chunk):
-    """The rows of one worker, of the argument named `label`."""
+    """The rows of one worker.
+
+    Attributes:
+        label: the argument.
+        method: the method that gets it.
+        num_rows: rows that it must have because another batch of the call has them; None if nothing is known.
+    """
 
     label: str
+    method: str
+    num_rows: int | None
 
     def span(self, num_rows: int) -> tuple[int, int]:
         """Where the worker's rows begin and end among `num_rows` rows.
 
         Raises:
+            RowCountError: the batch has other rows than the call's other batches.
             UnevenRowsError: uneven parts, but fewer rows than workers: no worker shall be left without rows.
             UnevenRowsError: the rows do not divide among the workers.
         """
+        if self.num_rows is not None and num_rows != self.num_rows:
+            raise unequal_rows(self.method, {"another batch": self.num_rows, self.label: num_rows})
+        return self._span(num_rows)
+
+    def _span(self, num_rows: int) -> tuple[int, int]:
         if self.uneven and 0 < num_rows < self.num_pieces:
             raise uneven_rows(self.label, num_rows, self.num_pieces)
         return Chunk.span(self, num_rows)
 
 
 @dataclass(frozen=True, slots=True)
-class PaddedChunk(Chunk):
+class PaddedChunk(WorkerChunk):
     """The rows of one worker, and padding after them.
 
-    Attributes:
-        method: the method that gets them.
-        num_rows: rows that the batch must have because another one of the call has them; None if nothing is
-            known: then the worker also takes the padding off its answer.
+    Without `num_rows` the worker also takes the padding off its answer.
     """
 
     pads: ClassVar[bool] = True
-    method: str
-    num_rows: int | None
 
-    def span(self, num_rows: int) -> tuple[int, int]:
+    def _span(self, num_rows: int) -> tuple[int, int]:
         """The rows that the piece is made of; one that is all padding repeats the last row."""
         rows, pad = self._rows(num_rows)
         start = min(rows[0], num_rows - 1) if rows else 0
@@ -88,13 +92,7 @@ class PaddedChunk(Chunk):
         return len(self._rows(num_rows)[0])
 
     def made(self, rows: Any, num_rows: int) -> Any:
-        """The rows with the padding after them.
-
-        Raises:
-            RowCountError: the batch has other rows than the call's other batches.
-        """
-        if self.num_rows is not None and num_rows != self.num_rows:
-            raise unequal_rows(self.method, {"another batch": self.num_rows, "a future": num_rows})
+        """The rows with the padding after them."""
         padded, pad = self._rows(num_rows)
         own = range(len(padded) - pad)
         # Rows bring the metrics of the parts that begin in them; copies of another piece's row bring none.
@@ -155,20 +153,20 @@ def has_unresolved(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 def resolve_parts(args: tuple[Any, ...], kwargs: Mapping[str, Any], materialize: bool) -> Resolved:
     """The arguments as the method wants them, and how its answer is to be trimmed."""
-    trims: list[Trim] = []
-    values = tuple([_resolve(value, materialize, trims) for value in args])
-    named = {name: _resolve(value, materialize, trims) for name, value in kwargs.items()}
-    return values, named, trims[0] if trims else None
+    seen = _Seen()
+    values = tuple([_resolve(value, materialize, seen) for value in args])
+    named = {name: _resolve(value, materialize, seen) for name, value in kwargs.items()}
+    return values, named, seen.trim
 
 
 async def resolve_parts_async(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], materialize: bool
 ) -> Resolved:
     """`resolve_parts` that awaits futures instead of blocking the event loop."""
-    trims: list[Trim] = []
-    values = tuple([await _resolve_async(value, materialize, trims) for value in args])
-    named = {name: await _resolve_async(value, materialize, trims) for name, value in kwargs.items()}
-    return values, named, trims[0] if trims else None
+    seen = _Seen()
+    values = tuple([await _resolve_async(value, materialize, seen) for value in args])
+    named = {name: await _resolve_async(value, materialize, seen) for name, value in kwargs.items()}
+    return values, named, seen.trim
 
 
 def trim_answer(answer: Any, trim: Trim | None) -> Any:
@@ -176,41 +174,56 @@ def trim_answer(answer: Any, trim: Trim | None) -> Any:
     return answer if trim is None else trim.apply(answer)
 
 
-def _resolve(value: Any, materialize: bool, trims: list[Trim]) -> Any:
+def _resolve(value: Any, materialize: bool, seen: _Seen) -> Any:
     if isinstance(value, DataProtoFuture) and materialize:
         with _told_of_call(value):
-            return _noted(value, value._run(value._cut_batch()), trims)
-    return _unresolved(value, trims)
+            return seen.resolved(value, *value._run(value._cut_batch()))
+    return seen.unresolved(value)
 
 
-async def _resolve_async(value: Any, materialize: bool, trims: list[Trim]) -> Any:
+async def _resolve_async(value: Any, materialize: bool, seen: _Seen) -> Any:
     if isinstance(value, DataProtoFuture) and materialize:
         with _told_of_call(value):
-            return _noted(value, await value._run_async(value._cut_batch()), trims)
-    return _unresolved(value, trims)
+            return seen.resolved(value, *await value._run_async(value._cut_batch()))
+    return seen.unresolved(value)
 
 
-def _unresolved(value: Any, trims: list[Trim]) -> Any:
-    if isinstance(value, PaddedPart):
-        trims.append(value.trim)
-        return value.value
-    padding = _padding_of(value) if isinstance(value, DataProtoFuture) else None
-    if padding is not None and padding.num_rows is None:
-        trims.append(_LateTrim(value, padding))
-    return value
+class _Seen:
+    """What the arguments of one call tell: how its answer is trimmed, and the rows of its batches."""
+
+    def __init__(self) -> None:
+        self.trim: Trim | None = None
+        self._rows: dict[str, int] = {}
+
+    def resolved(self, future: DataProtoFuture[Any], batch: Any, num_rows: int) -> Any:
+        """Takes the batch that a future stands for, and of how many rows its cut chose.
+
+        Raises:
+            RowCountError: another future of a padded or uneven call has other rows.
+        """
+        cut = _worker_cut(future)
+        if cut is not None and (cut.pads or cut.uneven):
+            self._rows[cut.label] = num_rows
+            if len(set(self._rows.values())) > 1:
+                raise unequal_rows(cut.method, self._rows)
+        if isinstance(cut, PaddedChunk):
+            self.trim = self.trim or cut.trim(num_rows)
+        return batch
+
+    def unresolved(self, value: Any) -> Any:
+        """Takes another argument: as it is, or what a padded part is of."""
+        if isinstance(value, PaddedPart):
+            self.trim = self.trim or value.trim
+            return value.value
+        cut = _worker_cut(value) if isinstance(value, DataProtoFuture) else None
+        if isinstance(cut, PaddedChunk) and cut.num_rows is None:
+            self.trim = self.trim or _LateTrim(value, cut)
+        return value
 
 
-def _noted(future: DataProtoFuture[Any], found: tuple[Any, int], trims: list[Trim]) -> Any:
-    batch, num_rows = found
-    padding = _padding_of(future)
-    if padding is not None and (trim := padding.trim(num_rows)) is not None:
-        trims.append(trim)
-    return batch
-
-
-def _padding_of(future: DataProtoFuture[Any]) -> PaddedChunk | None:
+def _worker_cut(future: DataProtoFuture[Any]) -> WorkerChunk | None:
     cut = future._cuts[-1] if future._cuts else None
-    return cut if isinstance(cut, PaddedChunk) else None
+    return cut if isinstance(cut, WorkerChunk) else None
 
 
 @contextmanager
@@ -219,7 +232,7 @@ def _told_of_call(future: DataProtoFuture[Any]) -> Iterator[None]:
     try:
         yield
     except UnevenRowsError as error:
-        cut = future._cuts[-1] if future._cuts else None
-        if isinstance(cut, WorkerChunk) and cut.num_pieces == error.num_parts:
+        cut = _worker_cut(future)
+        if cut is not None and not cut.pads and cut.num_pieces == error.num_parts:
             raise uneven_rows(cut.label, error.num_rows, error.num_parts) from None
         raise

@@ -200,5 +200,9 @@ def _cut_value(arguments: _Arguments, index: int, num_parts: int, takes_entries:
     if takes_entries and isinstance(value, (list, tuple)):
         return arguments.entries(index, num_parts)
     expected = f"{_BATCHES}, or {_ENTRIES}" if takes_entries else _BATCHES
-    holds_rows = isinstance(value, Mapping) or hasattr(value, "shape")
-    raise UnsplittableArgumentError(arguments.label(index), value, num_parts, expected, holds_rows=holds_rows)
+    way = ""
+    if batches.is_item(value):
+        way = "it is one row of a batch; take it as batch[i : i + 1], which is a batch of that row"
+    elif isinstance(value, Mapping) or hasattr(value, "shape"):
+        way = "if it holds rows, make it a batch with DataProto.from_dict(tensors=..., non_tensors=...)"
+    raise UnsplittableArgumentError(arguments.label(index), value, num_parts, expected, way)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import os
 import pickle
 import random
@@ -11,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from importlib import import_module
@@ -19,10 +20,20 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from verl_protocol import DataProtoFuture
+
 from verl_dispatch.errors import NotPicklableError
 from verl_dispatch.methods.decorator import MAGIC_ATTR, register_options
-from verl_dispatch.planning.parts import resolve_parts, resolve_parts_async, trim_answer
+from verl_dispatch.planning.parts import (
+    Resolved,
+    has_unresolved,
+    resolve_parts,
+    resolve_parts_async,
+    trim_answer,
+)
 from verl_dispatch.workers.rank import RankInfo
+
+_log = logging.getLogger(__name__)
 
 RecordWhen: TypeAlias = Literal["error", "all"]
 FORMAT = "verl-dispatch call 1"
@@ -65,17 +76,23 @@ class Observation:
         return Stamps(socket.gethostname(), self._began, self._fetched, self._ended)
 
     def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The registered method, watched; its futures are resolved first, unless it does that itself."""
-        materialize = register_options(function).materialize_futures
-        recorder = self._recorder if hasattr(function, MAGIC_ATTR) else None
+        """The method, watched; the futures of a registered one are resolved first, unless it does that."""
+        is_registered = hasattr(function, MAGIC_ATTR)
+        materialize = is_registered and register_options(function).materialize_futures
+        recorder = self._recorder if is_registered else None
         if inspect.iscoroutinefunction(inspect.unwrap(function)):
 
             @wraps(function)
             async def run_async(*args: Any, **kwargs: Any) -> Any:
-                trim = None
+                trim, written = None, (args, kwargs)
                 if materialize:
                     args, kwargs, trim = await resolve_parts_async(args, kwargs, materialize)
-                with self._running(recorder, function, args, kwargs):
+                    written = args, kwargs
+                elif recorder is not None and has_unresolved(args, kwargs):
+                    # What the method makes of a failure is its own affair.
+                    with suppress(Exception):
+                        written = _there(written, await resolve_parts_async(args, kwargs, True))
+                with self._running(recorder, function, *written):
                     answer = await function(*args, **kwargs)
                 return trim_answer(answer, trim)
 
@@ -83,10 +100,14 @@ class Observation:
 
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            trim = None
+            trim, written = None, (args, kwargs)
             if materialize:
                 args, kwargs, trim = resolve_parts(args, kwargs, materialize)
-            with self._running(recorder, function, args, kwargs):
+                written = args, kwargs
+            elif recorder is not None and has_unresolved(args, kwargs):
+                with suppress(Exception):
+                    written = _there(written, resolve_parts(args, kwargs, True))
+            with self._running(recorder, function, *written):
                 answer = function(*args, **kwargs)
             return trim_answer(answer, trim)
 
@@ -110,6 +131,17 @@ class Observation:
             raise
         finally:
             self._ended = time.time()
+
+
+def _there(given: tuple[Any, Any], found: Resolved) -> tuple[Any, Any]:
+    """Futures as a method is given them that resolves its own, of batches that are there."""
+
+    def future_of(argument: Any, value: Any) -> Any:
+        return DataProtoFuture.concat([value]) if isinstance(argument, DataProtoFuture) else value
+
+    return tuple(map(future_of, given[0], found[0])), {
+        name: future_of(given[1][name], value) for name, value in found[1].items()
+    }
 
 
 # --- A call in a file, from which `python -m verl_dispatch replay` runs it again ----------------------------
@@ -188,6 +220,8 @@ class Recorder:
             data = pickle.dumps((self.made_from, info, call))
         except Exception as error:
             problem = f"this call could not be recorded: an argument cannot be pickled: {error}"
+            if self.on == "all":
+                _log.warning("%s on rank %s: %s", function.__qualname__, info.rank, problem)
             return lambda _: problem
         write = partial(_written, Path(self.folder) / name, facts, data)
         if self.on == "all":
