@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 from typing import Any, Final, TypeVar
 
 import torch
@@ -25,11 +24,8 @@ _MOST_ALONE: Final = MOST_OBJECTS - 1
 _CPU = torch.device("cpu")
 
 
-class _Store(Enum):
-    UNBOUND = "its pieces name an object by its number, until `bound` says where the objects lie"
-
-
-UNBOUND: Final[Any] = _Store.UNBOUND
+_UNBOUND: Final[Any] = "unbound"
+"""The store of pieces that name an object by its number, until `bound` says where the objects lie."""
 
 
 def set_apart(batch: S, large_bytes: int = LARGE_BYTES) -> tuple[S, list[dict[str, Any]]]:
@@ -52,7 +48,7 @@ def set_apart(batch: S, large_bytes: int = LARGE_BYTES) -> tuple[S, list[dict[st
     objects = [{key: held[key] for key in group} for group in groups]
     for number, group in enumerate(groups):
         for key in group:
-            piece = Piece(UNBOUND, number, key, batch._row_count(), sizes[key])
+            piece = Piece(_UNBOUND, number, key, batch._row_count(), sizes[key])
             held[key] = RemoteColumn(form_of(objects[number][key])._replace(device=_CPU), [piece])
     if not objects:
         return batch, []
@@ -77,7 +73,7 @@ def stored(batch: S, store: Store, origin: Origin | None = None) -> S:
 def _bound(column: RemoteColumn, store: Store, refs: Sequence[Any], origin: Origin | None) -> RemoteColumn:
     pieces = [
         Piece(store, refs[piece.ref], piece.key, piece.num_rows, piece.nbytes, origin)
-        if piece.store is UNBOUND
+        if piece.store == _UNBOUND
         else piece
         for piece in column.pieces
     ]

@@ -25,7 +25,7 @@ from verl_protocol.columns.walk import deep_copy
 from verl_protocol.errors import InvalidTypeError, RowCountError, different_row_counts
 from verl_protocol.kinds import is_tensordict
 from verl_protocol.wire import reduce
-from verl_protocol.wire.buffers import Part, Reduction, VersionTag
+from verl_protocol.wire.buffers import VERSION_TAG, Part, Reduction
 from verl_protocol.wire.encoder import Composite
 
 if TYPE_CHECKING:
@@ -222,15 +222,18 @@ class BatchState(Composite):
         if self._tensordict is not None and not self._is_columns_only(self._tensordict):
             tensors = part(self._tensordict)
         elif self._has_batch():
-            columns = _trimmed(self._held()) if may_travel() else self._columns()
-            tensors = {key: part(column) for key, column in columns.items()}
+            held = self._held() if may_travel() else self._columns()
+            tensors = {
+                key: reduce.described(column) if isinstance(column, RemoteColumn) else part(column)
+                for key, column in held.items()
+            }
         columns = {key: part(column) for key, column in self.non_tensor_batch.items()}
         state = (
             *(tensors, self._row_count(), self._batch_device() is not None),
             *(columns, part(self.meta_info), part(self._private())),
         )
         # The batch is there before what it holds is, which may be the batch itself.
-        return new_batch, (VersionTag(), type(self)), state, None, None, fill_batch
+        return new_batch, (VERSION_TAG, type(self)), state, None, None, fill_batch
 
     def __copy__(self) -> Self:
         tensors = self._held() if self._has_batch() else None
@@ -342,13 +345,6 @@ def not_batches(found: object) -> InvalidTypeError:
     return InvalidTypeError(f"expected DataProto objects, got {found}{way}")
 
 
-def _trimmed(columns: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: column.trimmed() if isinstance(column, RemoteColumn) else column
-        for key, column in columns.items()
-    }
-
-
 def check_batch(value: object) -> None:
     """Raises if `value` is no batch.
 
@@ -376,6 +372,10 @@ def fill_batch(
     batch.__dict__.update(private, non_tensor_batch=non_tensors, meta_info=meta)
     if tensors is None or isinstance(tensors, dict):
         device = (reduce.target_device() or torch.device("cpu")) if on_device else None
-        batch._set_columns(tensors, num_rows, device)
+        columns = tensors and {
+            key: reduce.restored(*column) if type(column) is tuple else column
+            for key, column in tensors.items()
+        }
+        batch._set_columns(columns, num_rows, device)
     else:
         batch._write_batch(tensors)

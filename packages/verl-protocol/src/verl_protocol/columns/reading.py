@@ -60,7 +60,9 @@ def reading_is_watched() -> bool:
 
 def read(column: Any, key: str = "a column", beside: Iterable[Any] = ()) -> Any:
     """The rows of a column, here; see `read_all`."""
-    return read_all({key: column}, beside)[key]
+    if not isinstance(column, RemoteColumn):
+        return column
+    return read_all({key: column}, beside)[key] if column.fetched is None else column.fetched
 
 
 def read_all(columns: Mapping[str, Any], beside: Iterable[Any] = ()) -> dict[str, Any]:

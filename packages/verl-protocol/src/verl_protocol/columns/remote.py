@@ -11,7 +11,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from verl_protocol.columns.index import RowIndex
 from verl_protocol.columns.jagged import ragged_dim
-from verl_protocol.columns.travel import may_travel
 from verl_protocol.errors import counted
 from verl_protocol.kinds import is_jagged
 
@@ -250,35 +249,12 @@ class RemoteColumn:
     def __deepcopy__(self, memo: dict[int, Any]) -> RemoteColumn:
         return self._having(self.rows)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        if not may_travel():
-            raise TypeError("a remote column is pickled by the batch that it belongs to")
-        kind, dtype, row_shape, device = self.form
-        rows = (
-            (self.rows.start, self.rows.stop, self.rows.step) if isinstance(self.rows, range) else self.rows
-        )
-        # Plain tuples: a message has a dozen pieces a rank, and each object of a class of ours costs
-        # as much as all of them.
-        pieces = [(*piece[:-1], piece.origin and tuple(piece.origin)) for piece in self.pieces]
-        return restored, (kind, dtype, row_shape, device and str(device), pieces, rows)
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a remote column is pickled by the batch that it belongs to")
 
     def __repr__(self) -> str:
         places = counted(len(self.pieces), "piece")
         return f"RemoteColumn({self.form.kind} {self.dtype}{list(self.shape)} in {places})"
-
-
-def restored(
-    kind: str,
-    dtype: Any,
-    row_shape: tuple[int | None, ...],
-    device: str | None,
-    pieces: Iterable[tuple[Any, ...]],
-    rows: Any,
-) -> RemoteColumn:
-    """The column of what its pickle holds."""
-    form = ColumnForm(kind, dtype, row_shape, None if device is None else torch.device(device))
-    made = [Piece._make((*fields, origin and Origin._make(origin))) for *fields, origin in pieces]
-    return RemoteColumn(form, made, range(*rows) if isinstance(rows, tuple) else rows)
 
 
 def concat_remote(columns: Sequence[Any]) -> RemoteColumn:
@@ -350,6 +326,8 @@ def _here(column: Any) -> RemoteColumn:
 def _compose(rows: RowMap, index: RowIndex) -> RowMap:
     """The rows of `rows` that `index` names."""
     if isinstance(rows, range) and isinstance(index, range):
+        if index.step == 1:
+            return rows[index.start : index.stop]
         start, stop = (rows.start + end * rows.step for end in (index.start, index.stop))
         return range(start, stop, rows.step * index.step)
     picked = np.asarray(index, np.int64) if isinstance(index, range) else index.numpy()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from verl_protocol.columns.travel import references_travel
 from verl_protocol.columns.walk import nbytes_of
 from verl_protocol.errors import ReadOnlyWriteError, UnknownDtypeError, WireVersionError
-from verl_protocol.wire.buffers import WIRE_VERSION, Readers, VersionTag, ready_buffers
+from verl_protocol.wire.buffers import VERSION_TAG, WIRE_VERSION, Readers, ready_buffers
 from verl_protocol.wire.guard import check_unwritten, watch
 from verl_protocol.wire.pickler import asking_pickler
 
@@ -58,9 +58,13 @@ def dumps(
     >>> loads(data, buffers)["weight"].sum()
     tensor(1000.)
     """
+    return _dumps(_Envelope(value), pickler)
+
+
+def _dumps(value: object, pickler: type[pickle.Pickler]) -> tuple[bytes, list[pickle.PickleBuffer]]:
     stream, buffers = io.BytesIO(), []  # type: ignore[var-annotated]
     asking = asking_pickler(pickler)  # type: ignore[arg-type]  # mypy takes no class for hashable
-    asking(stream, protocol=5, buffer_callback=buffers.append).dump(_Envelope(value))
+    asking(stream, protocol=5, buffer_callback=buffers.append).dump(value)
     return stream.getvalue(), buffers
 
 
@@ -112,7 +116,7 @@ class Packed:
     def pickled(self) -> Pickled:
         """The same, pickled already; not for values whose references must count for the pickle around."""
         with references_travel() if self.references else nullcontext():
-            return Pickled(*dumps(self.value, pickler=self.pickler), self.readers)
+            return Pickled(*_dumps(self.value, self.pickler), self.readers)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickled here and not before, so that references inside count for the pickle around.
@@ -121,7 +125,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Pickled:
-    """What a `Packed` is pickled as; what is read back is the value itself."""
+    """What a `Packed` is pickled as, the version outside; what is read back is the value itself."""
 
     data: bytes
     buffers: Sequence[pickle.PickleBuffer]
@@ -129,9 +133,9 @@ class Pickled:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if protocol < 5:
-            return unpack, (VersionTag(), "many", self.data, [bytes(each.raw()) for each in self.buffers])
+            return unpack, (VERSION_TAG, "many", self.data, [bytes(each.raw()) for each in self.buffers])
         outer = pickle.PickleBuffer(self.data) if len(self.data) > _LARGE_BYTES else self.data
-        return unpack, (VersionTag(), self.readers, outer, self.buffers)
+        return unpack, (VERSION_TAG, self.readers, outer, self.buffers)
 
 
 def pack(
@@ -168,7 +172,7 @@ class _Envelope:
         self._value = value
 
     def __reduce__(self) -> Any:
-        return _open, (VersionTag(), self._value)
+        return _open, (VERSION_TAG, self._value)
 
 
 def _open(version: int, value: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,8 +125,13 @@ def checked_version(found: object) -> object:
     return found
 
 
-class VersionTag:
-    """The first thing in a payload, so that it is checked before the rest is read."""
-
+class _VersionTag:
     def __reduce__(self) -> Any:
         return checked_version, (WIRE_VERSION,)
+
+
+VERSION_TAG: Final = _VersionTag()
+"""The first thing in a payload, so that it is checked before the rest is read.
+
+It is one object, so that further ones in the same pickle cost nothing.
+"""

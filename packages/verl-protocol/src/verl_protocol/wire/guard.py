@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakSet
 
 from verl_protocol.columns.walk import leaves, visited
 from verl_protocol.errors import ReadOnlyWriteError
@@ -39,28 +40,33 @@ class _Guard:
                 raise ReadOnlyWriteError(name)
 
 
+_guards: WeakSet[_Guard] = WeakSet()
+"""Those of all values that were read such; without any, no value has to be looked through."""
+
+
 def watch(value: T, made: Sequence[torch.Tensor] | None = None) -> T:
     """`value`, whose tensors `check_unwritten` can tell about from now on.
 
     Args:
         made: the tensors that share memory with others; None for all.
     """
+    if made is not None and not made:
+        return value
     # Tensors made under inference mode count no writes.
     tensors = [(name, tensor) for name, tensor in _tensors(value, made) if not tensor.is_inference()]
     guard = _guard_of(tensors)
+    _guards.add(guard)
     for _, tensor in tensors:
         setattr(tensor, GUARD_ATTRIBUTE, guard)
     return value
 
 
 def _guard_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> _Guard:
-    return _Guard(tuple((name, tensor._version, tensor.detach()) for name, tensor in tensors))
+    return _Guard(tuple([(name, tensor._version, tensor.detach()) for name, tensor in tensors]))
 
 
 def _tensors(value: object, made: Sequence[torch.Tensor] | None) -> Iterator[tuple[str, torch.Tensor]]:
     sought = None if made is None else set(map(id, made))
-    if sought == set():
-        return
     for name, leaf in leaves(value):
         if is_tensor(leaf):
             yield name, leaf
@@ -112,7 +118,7 @@ def check_unwritten(value: object) -> None:
     Raises:
         ReadOnlyWriteError: it was; the error names the column.
     """
-    for _, leaf in leaves(value):
+    for _, leaf in leaves(value) if _guards else ():
         guard: _Guard | None = getattr(leaf, GUARD_ATTRIBUTE, None)
         if guard is not None:
             guard.check()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from verl_protocol.columns.dense import as_plain
 from verl_protocol.columns.jagged import build_jagged, jagged_parts, jagged_view
 from verl_protocol.columns.objects import ArrayForm, array_form, build_tensordict, payload_of, stack_rows
+from verl_protocol.columns.remote import ColumnForm, Origin, Piece, RemoteColumn
 from verl_protocol.errors import UnknownDtypeError
 from verl_protocol.kinds import is_jagged, is_tensordict, is_unbatched
 from verl_protocol.wire.buffers import Bytes, Part, Reduction, incoming, outgoing, writable_view
@@ -95,7 +96,7 @@ def counting_writes() -> Iterator[list[torch.Tensor]]:
     counted = _target.counted = []
     try:
         # Tensors made under inference mode count no writes.
-        with torch.inference_mode(False):
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
             yield counted
     finally:
         _target.counted = before
@@ -243,6 +244,38 @@ def restore_jagged(
 def restore_strided_nested(rows: list[torch.Tensor]) -> torch.Tensor:
     """A nested tensor of the strided layout from its rows."""
     return torch.nested.as_nested_tensor(rows, layout=torch.strided)
+
+
+# --- A remote column in a message to who can read the same store: plain values and references -------------
+
+
+def described(column: RemoteColumn) -> tuple[Any, ...]:
+    """What `restored` makes it of again; the pieces that no row lies in stay behind.
+
+    A message has a dozen pieces a rank, and each object of a class costs a pickler as much as all of them.
+    """
+    used = column.trimmed()
+    kind, dtype, row_shape, device = used.form
+    pieces = [(*piece[:-1], piece.origin and tuple(piece.origin)) for piece in used.pieces]
+    rows = used.rows
+    row_map = (rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
+    named = dtype if kind == "array" else dtype_name(dtype)
+    return kind, named, row_shape, device and str(device), pieces, row_map
+
+
+def restored(
+    kind: str,
+    dtype: Any,
+    row_shape: tuple[int | None, ...],
+    device: str | None,
+    pieces: Sequence[tuple[Any, ...]],
+    row_map: Any,
+) -> RemoteColumn:
+    """The column that was `described` like this."""
+    named = dtype if kind == "array" else dtype_named(dtype)
+    form = ColumnForm(kind, named, row_shape, None if device is None else torch.device(device))
+    made = [Piece._make((*fields, origin and Origin._make(origin))) for *fields, origin in pieces]
+    return RemoteColumn(form, made, range(*row_map) if isinstance(row_map, tuple) else row_map)
 
 
 # --- How a `TensorDict` and its non-tensor data are written into a pickle, and how they are made again ----

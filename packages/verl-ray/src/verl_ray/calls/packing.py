@@ -169,7 +169,7 @@ class Packer:
         beside = _References(call.rank, self._is_own)
         args = tuple([self._place(value, beside) for value in call.args])
         kwargs = {name: self._place(value, beside) for name, value in call.kwargs.items()}
-        message: Message = (args, kwargs, None if answer is ONE_READER else answer)
+        message: Message = (args, kwargs, None if answer is ONE_READER else tuple(answer))
         if _all_plain(args) and _all_plain(kwargs.values()):
             return (message, *beside.refs)
         return (pickled(message, self._readers), *beside.refs)
@@ -232,7 +232,7 @@ class Packer:
         if not isinstance(part, AnswerPart):
             return None
         readers: Readers = "read_only" if self._readers == "read_only" else "many"
-        return replace(beside.slot(part.fresh_ref), opens_for=readers)
+        return beside.slot(part.fresh_ref)._replace(opens_for=readers)
 
     def _part(self, part: Any, beside: _References, with_inner: bool) -> Any:
         if isinstance(part, AnswerPart):

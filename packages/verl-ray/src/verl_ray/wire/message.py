@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex
 
 import ray
 from verl_dispatch.errors import NotPicklableError
@@ -48,17 +48,16 @@ Readers = Literal["one", "many", "read_only"]
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """Stands in a message for the reference of this index beside it.
 
     Attributes:
-        index: which of the references.
+        place: which of the references.
         own: name of the direct transport by which the reader's own process keeps the value; it is copied.
         opens_for: how to open the value, which comes sealed; None leaves that to a future around it.
     """
 
-    index: int
+    place: int
     own: str | None = None
     opens_for: Readers | None = None
 
@@ -76,8 +75,7 @@ class BatchWithSlots:
     meta_info: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """How an answer is wanted.
 
     Attributes:
@@ -101,8 +99,10 @@ class Answer:
 
 
 ONE_READER = Answer()
-Message = tuple[tuple[Any, ...], Mapping[str, Any], Answer | None] | None
-"""Positional arguments, keyword arguments, and how to answer if not to one reader; None: no arguments."""
+Message = tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...] | None] | None
+"""Positional arguments, keyword arguments, and the fields of an `Answer` if not to one reader; None: no
+arguments.
+"""
 
 
 def open_message(
@@ -112,7 +112,7 @@ def open_message(
     if message is None:
         return (), {}, ONE_READER
     args, kwargs, asked = message
-    answer = ONE_READER if asked is None else asked
+    answer = ONE_READER if asked is None else Answer(*asked)
     if not refs:
         return args, kwargs, answer
     filled = tuple([_filled(arg, refs) for arg in args])
@@ -121,7 +121,7 @@ def open_message(
 
 def _filled(value: Any, refs: tuple[Any, ...]) -> Any:
     if isinstance(value, Slot):
-        return _taken(value, refs[value.index])
+        return _taken(value, refs[value.place])
     if isinstance(value, DataProtoFuture):
         if value.row_counts is not None:
             value.row_counts = [_filled(count, refs) for count in value.row_counts]

@@ -57,21 +57,18 @@ def references_met() -> Iterator[list[Any]]:
     `with_references`.
     """
     met: list[Any] = []
-    with _references_beside(met):
+    token = _beside.set(met)
+    try:
         yield met
+    finally:
+        _beside.reset(token)
 
 
 def with_references(refs: list[Any], read: Callable[..., Any], *pickle: Any) -> Any:
     """What `read` makes of a pickle, given the references that were met in it."""
-    with _references_beside(refs):
-        return read(*pickle)
-
-
-@contextmanager
-def _references_beside(refs: list[Any]) -> Iterator[None]:
     token = _beside.set(refs)
     try:
-        yield
+        return read(*pickle)
     finally:
         _beside.reset(token)
 
@@ -137,7 +134,8 @@ def is_fork() -> bool:
 
 def connection() -> str | None:
     """What tells one connection to Ray from another, None without one, or where a fork has none."""
-    return ray.get_runtime_context().gcs_address if ray.is_initialized() and not _forked_from else None
+    ray_worker: Any = global_worker
+    return str(ray_worker.gcs_client.address) if ray_worker.connected and not _forked_from else None
 
 
 def no_connection() -> str:
