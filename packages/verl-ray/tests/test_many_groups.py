@@ -77,5 +77,5 @@ def test_twenty_groups_in_turn_leave_nothing(
     assert {entry["state"] for entry in placement_group_table().values()} <= {"REMOVED"}
     assert {actor_state(actor) for actor in actors} <= {"DEAD", "unknown"}
     assert ray.util.list_named_actors(all_namespaces=True) == []
-    assert LEDGER._holders == {}
+    assert list(LEDGER._shares) == []
     assert memory[-1] - memory[WARM_UP] < 30

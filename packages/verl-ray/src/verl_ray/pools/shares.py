@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, Self
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from weakref import WeakValueDictionary
 
 from verl_ray.errors import PoolFull, ResourceUnavailable
 
@@ -46,13 +46,36 @@ def demand_of_options(options: Mapping[str, Any]) -> dict[str, float]:
     return {name: amount for name, amount in named.items() if amount} | dict(options.get("resources") or {})
 
 
+class Share(AbstractContextManager["Share"]):
+    """A group's place on slots of a pool, until `release()`, the end of its block or of its own life.
+
+    Attributes:
+        owner: the group's name.
+        slots: those that each have one worker of it.
+        demand: what each worker takes.
+        released: whether the place was given back.
+    """
+
+    def __init__(self, owner: str, slots: Iterable[SlotKey], demand: Mapping[str, float]) -> None:
+        self.owner: str = owner
+        self.slots: frozenset[SlotKey] = frozenset(slots)
+        self.demand: Mapping[str, float] = demand
+        self.released: bool = False
+
+    def release(self) -> None:
+        """Give the place back. Safe to call twice."""
+        self.released = True
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.release()
+
+
 class ShareLedger:
-    """Counts the groups on every slot and what they take. Thread-safe."""
+    """Knows the shares that are taken, by looking at those that are alive. Thread-safe."""
 
     def __init__(self) -> None:
-        # Re-entrant: a garbage collection inside a locked region may give a dropped share back.
-        self._lock = threading.RLock()
-        self._holders: dict[SlotKey, dict[int, tuple[str, Mapping[str, float]]]] = {}
+        self._lock = threading.Lock()
+        self._shares: WeakValueDictionary[int, Share] = WeakValueDictionary()
         self._tickets = itertools.count()
 
     def take(
@@ -73,29 +96,26 @@ class ShareLedger:
             PoolFull: a slot has `limit` holders already.
             ResourceUnavailable: a slot has less left than its worker asks.
         """
+        share = Share(owner, slots, demand)
         with self._lock:
             for rank, (slot, capacity) in enumerate(slots.items()):
-                holders = list(self._holders.get(slot, {}).values())
+                holders = self._holders([slot])
                 if len(holders) >= limit:
-                    raise PoolFull(pool, len(holders), limit, [name for name, _ in holders])
-                _check_room(rank, capacity, [taken for _, taken in holders], demand)
-            ticket = next(self._tickets)
-            for slot in slots:
-                self._holders.setdefault(slot, {})[ticket] = owner, demand
-        return Share(partial(self._give_back, ticket, tuple(slots)), owner)
-
-    def _give_back(self, ticket: int, slots: Iterable[SlotKey]) -> None:
-        with self._lock:
-            for slot in slots:
-                del self._holders[slot][ticket]
-                if not self._holders[slot]:
-                    del self._holders[slot]
+                    raise PoolFull(pool, len(holders), limit, [each.owner for each in holders])
+                _check_room(rank, capacity, [each.demand for each in holders], demand)
+            self._shares[next(self._tickets)] = share
+        return share
 
     def owners(self, slots: Iterable[SlotKey]) -> list[str]:
         """The groups that hold any of the slots, each once."""
         with self._lock:
-            held = [owner for slot in slots for owner, _ in self._holders.get(slot, {}).values()]
-        return list(dict.fromkeys(held))
+            return list(dict.fromkeys(each.owner for each in self._holders(slots)))
+
+    def _holders(self, slots: Iterable[SlotKey]) -> list[Share]:
+        wanted = set(slots)
+        return [
+            each for each in self._shares.values() if not (each.released or each.slots.isdisjoint(wanted))
+        ]
 
 
 def _check_room(
@@ -118,27 +138,3 @@ def _check_room(
 
 LEDGER = ShareLedger()
 """The count of this process."""
-
-
-class Share:
-    """A group's place on the slots of a pool, until `release()`, the end of its block or of its own life."""
-
-    def __init__(self, give_back: Callable[[], object], owner: str) -> None:
-        self.owner = owner
-        self._finalizer = weakref.finalize(self, give_back)
-        self._finalizer.atexit = False
-
-    @property
-    def released(self) -> bool:
-        """Whether the place was given back."""
-        return not self._finalizer.alive
-
-    def release(self) -> None:
-        """Give the place back. Safe to call twice."""
-        self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.release()
