@@ -8,7 +8,7 @@ from typing import Literal
 
 from verl_protocol.errors import InvalidValueError
 
-from verl_ray.doctor.facts import DoctorFacts
+from verl_ray.doctor.facts import DoctorFacts, gib
 from verl_ray.pools.devices import DEVICE_MASKS, unify_masks
 from verl_ray.worker.environment import RANK_VARIABLES
 
@@ -16,7 +16,6 @@ _OLDEST_RAY = (2, 51)
 _SMALL_SHARED_MEMORY = 512 * 1024**2
 # Ray refuses to put objects on a disk that is fuller than this.
 _FULL_DISK = 0.95
-_GIB = 1024**3
 _SWITCHES = ("", "0", "false", "1", "true")
 
 
@@ -84,7 +83,7 @@ def _space(facts: DoctorFacts) -> Iterator[Finding]:
     if shm is not None and shm.total < _SMALL_SHARED_MEMORY:
         yield Finding(
             "error",
-            f"{shm.path} holds {_gib(shm.total)}: the object store lands on disk or ends in SIGBUS",
+            f"{shm.path} holds {gib(shm.total)}: the object store lands on disk or ends in SIGBUS",
             "give the container more, such as `docker run --shm-size=8g`, or mount a larger tmpfs there",
         )
     for node in facts.cluster.nodes:
@@ -92,13 +91,13 @@ def _space(facts: DoctorFacts) -> Iterator[Finding]:
         if 0 < store < _SMALL_SHARED_MEMORY:
             yield Finding(
                 "warning",
-                f"node {node.title} has an object store of {_gib(store)}: batches will spill to disk",
+                f"node {node.title} has an object store of {gib(store)}: batches will spill to disk",
                 "start Ray with a larger --object-store-memory",
             )
     if disk is not None and disk.total and 1 - disk.free / disk.total > _FULL_DISK:
         yield Finding(
             "error",
-            f"{disk.path} has {_gib(disk.free)} of {_gib(disk.total)} free: Ray refuses to spill there",
+            f"{disk.path} has {gib(disk.free)} of {gib(disk.total)} free: Ray refuses to spill there",
             "free some space, or point RAY_TMPDIR at another disk",
         )
 
@@ -125,7 +124,3 @@ def _cluster(facts: DoctorFacts) -> Iterator[Finding]:
                 f"all {total:g} {name} of the cluster are taken: a new pool would wait",
                 "shut other pools or jobs down (`ray list placement-groups` shows them)",
             )
-
-
-def _gib(amount: float) -> str:
-    return f"{amount / _GIB:.1f} GiB"

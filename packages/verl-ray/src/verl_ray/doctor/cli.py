@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from verl_ray.doctor.checks import Finding, check
-from verl_ray.doctor.facts import DoctorFacts, gather_facts
+from verl_ray.doctor.facts import DoctorFacts, gather_facts, gib
 from verl_ray.pools.cluster import NodeFacts
 
-_GIB = 1024**3
 _BYTES = ("memory", "object_store_memory")
 
 
@@ -49,7 +48,7 @@ def report_as_text(facts: DoctorFacts, findings: Sequence[Finding]) -> str:
     ]
     lines += _cluster_lines(facts)
     lines += [
-        f"{disk.path}: {_amount('memory', disk.free)} of {_amount('memory', disk.total)} free"
+        f"{disk.path}: {gib(disk.free)} of {gib(disk.total)} free"
         for disk in (facts.shared_memory, facts.session_disk)
         if disk
     ]
@@ -78,4 +77,4 @@ def _resources(node: NodeFacts) -> str:
 
 
 def _amount(name: str, amount: float) -> str:
-    return f"{amount / _GIB:.1f} GiB" if name in _BYTES else f"{amount:g}"
+    return gib(amount) if name in _BYTES else f"{amount:g}"

@@ -67,6 +67,11 @@ class DoctorFacts:
     compiles_torch_anew: bool = False
 
 
+def gib(amount: float) -> str:
+    """Bytes, for people."""
+    return f"{amount / 1024**3:.1f} GiB"
+
+
 def gather_facts(environ: Mapping[str, str], address: str | None = None) -> DoctorFacts:
     """Look at this machine and at the running cluster, if there is one; none is started."""
     return DoctorFacts(

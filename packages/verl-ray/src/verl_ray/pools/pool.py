@@ -313,12 +313,6 @@ class RayResourcePool(ResourcePool, _FreedAtTheEnd):
         if self._own is not None:
             self._own.close()
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return object.__hash__(self)
-
     def __repr__(self) -> str:
         kind = type(self).__name__.removeprefix("_")
         return f"{kind}({self.store}, {self.accelerator or 'CPU'}, {self.name_prefix!r})"

@@ -19,9 +19,6 @@ from verl_protocol.wire.reduce import dtype_name, dtype_named, is_plain
 
 from verl_ray.wire.refs import CloudPickler
 
-__all__ = ["DirectAnswer", "private_copy"]
-
-
 _DEVICES = {"gloo": "cpu", "nccl": "cuda"}
 
 T = TypeVar("T")

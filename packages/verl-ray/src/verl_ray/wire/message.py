@@ -26,24 +26,6 @@ from verl_ray.wire.sealed import Sealed, SealedFuture, opened, opened_batch
 if TYPE_CHECKING:
     from verl_protocol import DataProto
 
-__all__ = [
-    "ONE_READER",
-    "Answer",
-    "BatchWithSlots",
-    "Message",
-    "Readers",
-    "Slot",
-    "check_arguments",
-    "check_picklable",
-    "count_rows",
-    "is_scalar",
-    "open_message",
-    "packed",
-    "pickled",
-    "prepare_answer",
-]
-
-
 Readers = Literal["one", "many", "read_only"]
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 

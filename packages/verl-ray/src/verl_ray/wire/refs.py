@@ -17,19 +17,6 @@ from ray import cloudpickle
 from ray._private.worker import global_worker
 from ray.actor import ActorHandle
 
-__all__ = [
-    "PicklerAhead",
-    "connection",
-    "get_answers",
-    "hear",
-    "is_fork",
-    "maker_of",
-    "no_connection",
-    "references_met",
-    "transport_of",
-    "with_references",
-]
-
 CloudPickler: Any = cloudpickle.CloudPickler  # pyright: ignore[reportPrivateImportUsage]
 """Ray's pickler, which Ray leaves untyped."""
 

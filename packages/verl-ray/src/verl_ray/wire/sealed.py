@@ -23,9 +23,6 @@ from verl_protocol.wire.buffers import Readers
 
 from verl_ray.wire.refs import CloudPickler
 
-__all__ = ["Payload", "Sealed", "SealedFuture", "is_one_whole_part", "opened", "opened_batch", "settled"]
-
-
 T = TypeVar("T")
 _LARGE_BYTES = 65536
 

@@ -20,9 +20,6 @@ from verl_ray.wire.sealed import opened
 if TYPE_CHECKING:
     from verl_protocol.columns.remote import Piece
 
-__all__ = ["RAY_STORE", "with_objects"]
-
-
 _LOOK_AFTER_S: Final = 2.0
 _CONNECT_S: Final = 1.0
 _ASK_MS: Final = 2_000

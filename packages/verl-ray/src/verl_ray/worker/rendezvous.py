@@ -12,6 +12,7 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from verl_dispatch.workers.rank import address_family
 from verl_dispatch.workers.rank import free_port as free_port
@@ -52,30 +53,30 @@ def asked_rendezvous(
         return range(1) if master_port_range is None else _ports(master_port_range)
     if master_port_range is not None:
         raise unusable("master_port_range", master_port_range, "no range beside master_addr and master_port")
-    expected = "a port number from 1 to 65535"
-    try:
-        port = _whole_number(master_port)
-    except (TypeError, ValueError):
-        raise unusable("master_port", master_port, expected) from None
+    port = _whole_number(master_port)
     if isinstance(master_port, bool) or not 1 <= port <= 65535:
-        raise unusable("master_port", master_port, expected)
+        raise unusable("master_port", master_port, "a port number from 1 to 65535")
     return Rendezvous(host_for_env(master_addr), port)
 
 
 def _ports(master_port_range: tuple[int, int]) -> range:
-    expected = "two port numbers (first, stop) with first < stop, stop excluded"
     try:
         first, stop = map(_whole_number, master_port_range)
     except (TypeError, ValueError):
-        raise unusable("master_port_range", master_port_range, expected) from None
+        first, stop = 0, 0
     if not 1 <= first < stop <= 65536:
+        expected = "two port numbers (first, stop) with first < stop, stop excluded"
         raise unusable("master_port_range", master_port_range, expected)
     return range(first, stop)
 
 
-def _whole_number(given: int | str) -> int:
-    # int() alone would cut off the fraction of a float.
-    return int(given) if isinstance(given, str) else operator.index(given)
+def _whole_number(given: Any) -> int:
+    """The number, also where it comes as a str; 0, which is no port, for anything else."""
+    try:
+        # int() alone would cut off the fraction of a float.
+        return int(given) if isinstance(given, str) else operator.index(given)
+    except (TypeError, ValueError):
+        return 0
 
 
 def choose_rendezvous(
