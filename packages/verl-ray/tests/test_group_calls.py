@@ -27,7 +27,7 @@ from verl_dispatch import (
 from verl_dispatch.local.replay import RecordedCall
 from verl_protocol import DataProto, DataProtoFuture
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
-from verl_ray.calls import stale
+from verl_ray.calls import makers
 from verl_ray.errors import StaleFutureError
 
 WORLD = 4
@@ -420,8 +420,8 @@ def test_a_group_outlives_the_workers_whose_results_it_waits_for(group: RayWorke
 @pytest.fixture
 def retired_ref(group: RayWorkerGroup[Echo], monkeypatch: pytest.MonkeyPatch) -> Any:
     """A reference to a result of rank 0, which counts as ended."""
-    monkeypatch.setattr(stale, "_RETIRED", {})
-    stale.retire(group.workers[:1], "gone", 0)
+    monkeypatch.setattr(makers, "_RETIRED", set())
+    makers.retire(group.workers[:1])
     return group.later("x")[0]
 
 

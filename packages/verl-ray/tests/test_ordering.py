@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from verl_ray.pools.ordering import arrange_on_nodes, local_ranks, node_order_key, order_bundles
+from verl_ray.pools.ordering import arrange_on_nodes, node_order_key, order_bundles
 from verl_ray.pools.placement import order_bundles as public_order_bundles
 
 TWO_NODES = [
@@ -112,16 +112,3 @@ def test_ranks_stay_contiguous_per_node(data: st.DataObject) -> None:
         if not place or landed[order[place - 1]] != node
     ]
     assert len(runs) == len(set(runs))
-
-
-@pytest.mark.parametrize(
-    ("nodes", "expected"),
-    [
-        ("aab", [(0, 2), (1, 2), (0, 1)]),
-        ("abb", [(0, 1), (0, 2), (1, 2)]),
-        ("aba", [(0, 2), (0, 1), (1, 2)]),
-        ("a", [(0, 1)]),
-    ],
-)
-def test_local_numbers_are_those_of_the_own_node(nodes: str, expected: list[tuple[int, int]]) -> None:
-    assert local_ranks(list(nodes)) == expected

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 import ray
 from verl_ray.errors import NameTakenError, PoolAlreadyPlaced, PoolClosed, PoolFull, ResourceUnavailable
-from verl_ray.pools.ordering import local_ranks
 from verl_ray.pools.placement import release, sort_placement_group_by_node_ip
 from verl_ray.pools.pool import (
     RayResourcePool,
@@ -144,7 +143,7 @@ def test_split_parts_are_views_over_the_parents_slots() -> None:
         assert one.slots() + two.slots() == pool.slots()
         assert (one.world_size, two.world_size) == (1, 2)
         assert two.local_world_size_list() == [1, 1]
-        assert local_ranks([slot.node_key for slot in pool.slots()]) == [(0, 2), (1, 2), (0, 1)]
+        assert (pool.local_rank_list(), pool.local_world_size_list()) == ([0, 1, 0], [2, 2, 1])
         one.shutdown()
         assert pool.get_placement_groups()
         assert two.get_placement_groups() == pool.get_placement_groups()

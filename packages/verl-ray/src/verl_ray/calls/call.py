@@ -16,23 +16,12 @@ from verl_dispatch.planning.plan import CallPlan, arguments_of
 from verl_dispatch.workers.observed import Stamps
 from verl_protocol import DataProtoFuture
 
-from verl_ray.calls.failures import (
-    AN_EARLIER_CALL,
-    Maker,
-    Makers,
-    explained,
-    failure_of,
-    has_failed,
-    is_gone,
-    late,
-    maker_of_actor,
-)
-from verl_ray.calls.futures import AnswerPart, BatchFuture
+from verl_ray.calls.failures import explained, failure_of, has_failed, is_gone, late
+from verl_ray.calls.futures import AnswerPart, BatchFuture, answer_parts
+from verl_ray.calls.makers import AN_EARLIER_CALL, Maker, Makers, maker_of_actor
 from verl_ray.wire.refs import connection, hear, transport_of
 from verl_ray.wire.sealed import opened
 from verl_ray.wire.store import with_objects
-
-__all__ = ["RayCall", "unread_behind"]
 
 
 class RayCall(Call):
@@ -223,7 +212,7 @@ def _joins_in_order(plan: CallPlan) -> bool:
 
 def unread_behind(futures: Iterable[DataProtoFuture[Any]]) -> tuple[AnswerPart, ...]:
     """The answers that nobody reads of the calls that make these futures."""
-    parts = (part for future in futures for part in _answer_parts(future.futures))
+    parts = (part for future in futures for part in answer_parts(future))
     return tuple(dict.fromkeys(each for part in parts for each in part.unread))
 
 
@@ -234,15 +223,7 @@ def _parts_of(argument: Any) -> Iterator[AnswerPart]:
         if maker is not None:
             yield AnswerPart(value, maker)
     elif isinstance(value, DataProtoFuture):
-        yield from _answer_parts(value.futures)
-
-
-def _answer_parts(parts: Sequence[Any]) -> Iterator[AnswerPart]:
-    for part in parts:
-        if isinstance(part, AnswerPart):
-            yield part
-        elif isinstance(part, DataProtoFuture):
-            yield from _answer_parts(part.futures)
+        yield from answer_parts(value)
 
 
 def _still_open(parts: Sequence[AnswerPart]) -> list[AnswerPart]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import ray
 from ray import exceptions
 from verl_dispatch.errors import CallTimeout, WorkerFailure
 
+from verl_ray.calls.makers import Maker, maker_of_actor
 from verl_ray.worker.host import WorkerReport
 
 _GONE = (
@@ -24,9 +24,6 @@ _GONE = (
     # An answer lies on the node of the worker that made it, until somebody fetches it.
     exceptions.ObjectLostError,
 )
-AN_EARLIER_CALL = "(an earlier call)"
-"""Stands for the method that makes a result, where neither we nor Ray know it."""
-
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _HEAD = re.compile(r"ray::\S*?(\w+)\(\) \(pid=\d+, ip=[^,]*, actor_id=(\w+)")
 _PID = re.compile(r"\bpid[=:] ?(\d+)")
@@ -53,70 +50,6 @@ def is_gone(error: BaseException) -> bool:
     raised, it says nothing of the kind about the worker.
     """
     return isinstance(error, _GONE) and not isinstance(error, exceptions.RayTaskError)
-
-
-# --- Who makes a result, and so is named by the failure of whoever was given it ----------------------------
-
-
-class Makers(Protocol):
-    """The workers that make an answer: what a future needs to know of a group."""
-
-    name: str
-    grace_s: float
-    generation: int
-
-    def check_generation(self, method: str, generation: int) -> None:
-        """Refuse what an earlier generation made."""
-
-    def check_connected(self, method: str) -> None:
-        """Refuse to ask for answers once this process has left the workers' cluster."""
-
-    def failure(
-        self, method: str, errors: Mapping[int, BaseException], silent: Collection[int], generation: int
-    ) -> BaseException:
-        """The error of a call that failed on some ranks, while others stayed silent."""
-        ...
-
-
-class Maker(NamedTuple):
-    """Who makes an answer: one rank of a group, in a call of a method.
-
-    `workers` are those of the group, None where nothing is known of it here. Whoever has them keeps the
-    workers alive, also where their group has been dropped.
-    """
-
-    group: str = ""
-    method: str = AN_EARLIER_CALL
-    rank: int = 0
-    generation: int = 0
-    workers: Makers | None = None
-
-    def calls_as(self, other: Maker) -> bool:
-        """Whether the two answers are, as far as their errors go, of the same call."""
-        return self._replace(rank=other.rank) == other
-
-
-UNKNOWN = Maker()
-
-
-_MAKERS: dict[str, tuple[weakref.ref[Any], int, int]] = {}
-"""Each worker of the groups of this process, also of those that are gone, by its actor's id; a few bytes."""
-
-
-def remember(workers: Makers, handles: Sequence[Any], generation: int) -> None:
-    """Let failures of these actors be told as those of a rank of `workers`, which knows them first."""
-    kept = weakref.ref(workers)
-    for rank, handle in enumerate(handles):
-        actor_id = handle._actor_id.hex()
-        if maker_of_actor(actor_id) is None:
-            _MAKERS[actor_id] = kept, generation, rank
-
-
-def maker_of_actor(actor_id: str, method: str = AN_EARLIER_CALL) -> Maker | None:
-    """The worker that the actor is, while its group is there."""
-    kept, generation, rank = _MAKERS.get(actor_id, (lambda: None, 0, 0))
-    workers = kept()
-    return None if workers is None else Maker(workers.name, method, rank, generation, workers)
 
 
 def explained(errors: Mapping[Maker, BaseException], missing: Iterable[Maker] = ()) -> BaseException:

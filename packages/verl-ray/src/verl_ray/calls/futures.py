@@ -21,23 +21,11 @@ from verl_dispatch.groups.call import Arrivals, Pauses
 from verl_protocol import DataProtoFuture
 from verl_protocol.futures.parts import Chunk, Deadline, Steps, overlaps, span_of, values_of
 
-from verl_ray.calls.failures import UNKNOWN, Maker, explained, has_failed, late
+from verl_ray.calls.failures import explained, has_failed, late
+from verl_ray.calls.makers import UNKNOWN, Maker
 from verl_ray.wire.refs import get_answers, hear, transport_of
 from verl_ray.wire.sealed import Payload, SealedFuture, is_one_whole_part, opened
 from verl_ray.wire.store import with_objects
-
-__all__ = [
-    "AnswerPart",
-    "BatchFuture",
-    "fetch_answers",
-    "fetch_answers_async",
-    "is_direct",
-    "knows_row_counts",
-    "learn_row_counts",
-    "needed_parts",
-    "whole_part",
-]
-
 
 T = TypeVar("T")
 
@@ -126,6 +114,15 @@ class BatchFuture(SealedFuture):
                 if isinstance(part, AnswerPart) and transport_of(part.ref) is None:
                     has_failed(part.ref)
             raise
+
+
+def answer_parts(future: DataProtoFuture[Any]) -> Iterator[AnswerPart]:
+    """The answers that it is made of, itself or by futures among its parts."""
+    for part in future.futures:
+        if isinstance(part, AnswerPart):
+            yield part
+        elif isinstance(part, DataProtoFuture):
+            yield from answer_parts(part)
 
 
 # --- The values of parts, however many ranks, calls and groups make them ----------------------------------
@@ -237,13 +234,7 @@ def _ask(parts: Sequence[Any], deadline: Deadline) -> dict[Any, Any]:
 
 def is_direct(future: DataProtoFuture[Any]) -> bool:
     """Whether parts of it stay in the memory of the workers that made them."""
-    return any(map(_is_direct_part, future.futures))
-
-
-def _is_direct_part(part: Any) -> bool:
-    if isinstance(part, DataProtoFuture):
-        return is_direct(part)
-    return isinstance(part, AnswerPart) and transport_of(part.ref) is not None
+    return any(transport_of(part.ref) is not None for part in answer_parts(future))
 
 
 def learn_row_counts(future: DataProtoFuture[Any]) -> None:

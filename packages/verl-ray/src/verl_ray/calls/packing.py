@@ -46,9 +46,6 @@ from verl_ray.wire.sealed import SealedFuture
 if TYPE_CHECKING:
     from verl_protocol import DataProto
 
-__all__ = ["STORE_FROM_BYTES", "Arguments", "Packer", "is_worth_storing", "parallel_put"]
-
-
 STORE_FROM_BYTES = 100_000
 """Shared objects of at least so many bytes are stored; smaller ones cost less inline."""
 

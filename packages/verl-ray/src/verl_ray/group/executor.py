@@ -79,6 +79,7 @@ class DirectPaths:
 
     def _connect(self, method: str, transport: str) -> None:
         from ray.experimental.collective import create_collective_group, get_collective_groups
+        from ray.experimental.collective.collective import RemoteCommunicatorManager
 
         handles = list(self._worker_set.handles)
         if get_collective_groups(handles, transport):
@@ -90,7 +91,9 @@ class DirectPaths:
         except (RayError, RuntimeError, ValueError) as error:
             reason = f"the workers could not connect for tensor_transport={transport!r}: {error}"
             raise WorkerGroupError(self._worker_set.name, method, reason=reason) from error
-        weakref.finalize(self._worker_set, _forget, made.name).atexit = False
+        # So that Ray drops its record of the connection once the workers are gone.
+        forget = RemoteCommunicatorManager.get().remove_remote_communicator
+        weakref.finalize(self._worker_set, forget, made.name).atexit = False
 
     def is_own(self, method: str, ref: Any, rank: int) -> bool:
         """Whether the worker of this rank itself made, and still holds, what is behind a direct reference.
@@ -119,13 +122,6 @@ def _reaches(maker: Any, handle: Any, transport: str) -> bool:
 
 def _restore_environment(worker: Any) -> None:
     os.environ.update(worker._verl_report.assignment.rank_info.environment())
-
-
-def _forget(name: str) -> None:
-    """Drop Ray's record of a collective group whose workers are gone."""
-    from ray.experimental.collective.collective import RemoteCommunicatorManager
-
-    RemoteCommunicatorManager.get().remove_remote_communicator(name)
 
 
 class Executor:

@@ -23,8 +23,8 @@ from verl_protocol.arguments import flag, seconds, text
 from verl_protocol.errors import InvalidTypeError, InvalidValueError
 
 from verl_ray.calls.call import RayCall
+from verl_ray.calls.makers import refuse_retired
 from verl_ray.calls.metrics import CallMetrics
-from verl_ray.calls.stale import refuse_retired
 from verl_ray.errors import unusable
 from verl_ray.group.attach import attach
 from verl_ray.group.executor import Executor

@@ -28,11 +28,11 @@ from verl_protocol.errors import InvalidValueError
 from verl_protocol.futures.parts import Deadline
 
 from verl_ray import errors
-from verl_ray.calls.failures import describe_failures, is_gone, maker_of_actor, survey
+from verl_ray.calls.failures import describe_failures, is_gone, survey
 from verl_ray.calls.futures import AnswerPart, PartsArriving
+from verl_ray.calls.makers import maker_of_actor
 from verl_ray.calls.packing import Arguments, Packer
 from verl_ray.pools.cluster import actor_state, actors_on, job_runs
-from verl_ray.pools.ordering import local_ranks
 from verl_ray.pools.pool import RayResourcePool
 from verl_ray.pools.shares import Share, demand_of_options
 from verl_ray.pools.slots import Slot
@@ -147,15 +147,15 @@ class LaunchSpec:
         stem = f"{self.name}_{self.template.user_class.__name__}"
         return tuple(f"{stem}_{rank}{end}" for rank in range(self.pool.world_size))
 
-    def assignments(self, slots: Sequence[Slot], number: int) -> list[Assignment]:
+    def assignments(self, number: int) -> list[Assignment]:
         """Who each worker of a launch is, without the meeting point."""
-        ranks = enumerate(local_ranks([slot.node_key for slot in slots]))
-        accelerator, origin = self.accelerator, self._origin()
+        pool, accelerator, origin = self.pool, self.accelerator, self._origin()
+        places = zip(pool.local_rank_list(), pool.local_world_size_list(), strict=True)
         return [
             Assignment(
                 RankInfo(
                     rank=rank,
-                    world_size=len(slots),
+                    world_size=pool.world_size,
                     local_rank=local_rank,
                     local_world_size=local_world_size,
                     group_prefix=self.name,
@@ -165,7 +165,7 @@ class LaunchSpec:
                 origin,
                 number,
             )
-            for rank, (local_rank, local_world_size) in ranks
+            for rank, (local_rank, local_world_size) in enumerate(places)
         ]
 
     def _origin(self) -> bytes:
@@ -250,7 +250,7 @@ def launch(spec: LaunchSpec, slots: tuple[Slot, ...], number: int) -> Launch:
             own = {**options, "scheduling_strategy": place, "name": name}
             handles.append(_start_actor(spec, own, rank))
         meeting = handles[0]._verl_open_rendezvous.remote(spec.rendezvous)
-        set_ups = _send_set_ups(spec, handles, spec.assignments(slots, number), meeting)
+        set_ups = _send_set_ups(spec, handles, spec.assignments(number), meeting)
     except BaseException:
         end(handles)
         raise

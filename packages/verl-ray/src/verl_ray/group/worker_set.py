@@ -10,18 +10,17 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import ray
-from ray.exceptions import RayError
 from verl_dispatch.errors import WorkerGroupError, given_to
 from verl_dispatch.workers.rank import RankInfo
 
-from verl_ray.calls.failures import began_with, describe_failures, explained, is_gone, remember
-from verl_ray.calls.stale import retire
+from verl_ray.calls.failures import began_with, describe_failures, explained, is_gone
+from verl_ray.calls.makers import remember, retire
 from verl_ray.errors import NodeLost, NotTheOwnerError, StaleFutureError
 from verl_ray.group.launch import Launch, LaunchSpec, Places, await_start, end, launch
-from verl_ray.wire.refs import connection, no_connection
+from verl_ray.wire.refs import connection, hear, no_connection
 from verl_ray.worker.host import WorkerReport, startup_times
 
 _log = logging.getLogger(__name__)
@@ -229,7 +228,7 @@ class WorkerSet:
             # First, as whoever has let go of the workers shall take no place on their pool.
             self._refuse_if_closed("restart")
             self._own()
-            retire(self.handles, self.name, self.generation)
+            retire(self.handles)
             with self._state:
                 self._broken, self._restarting = "'restart'", True
                 self.generation += 1
@@ -363,13 +362,11 @@ class Watch:
         on_death: Callable[[Death], object],
         every_s: float,
     ) -> None:
-        self._workers = workers
-        self._on_death = on_death
-        self._every_s = every_s
+        self._workers, self._on_death, self._every_s = workers, on_death, every_s
         self._stopped = threading.Event()
         self._handles: Mapping[int, Any] = {}
-        self._in_flight: dict[int, Any] = {}
-        self._told: set[int] = set()
+        self._asked: set[int] = set()
+        self._dead: dict[int, str] = {}
         self.thread: threading.Thread = threading.Thread(target=self._run, name="verl-ray-watch", daemon=True)
         self.thread.start()
 
@@ -384,47 +381,37 @@ class Watch:
             try:
                 if not self._look():
                     return
-            except SystemExit:
-                # So Ray ends whoever waits for an answer when the process leaves the cluster.
-                return
             except Exception:
                 # A watch that ends because Ray went away under it must not print a traceback at exit.
-                if not ray.is_initialized():
+                if connection() is None:
                     return
                 _log.exception("looking after the workers failed; the watch goes on")
             self._stopped.wait(self._every_s)
 
     def _look(self) -> bool:
+        """Tell of those that died, and ask the others; whether there is somebody to watch."""
         current = self._workers()
         if current is None or connection() is None:
             return False
         generation, handles = current
         if handles != self._handles:
-            self._handles, self._in_flight, self._told = handles, {}, set()
-        for rank, handle in handles.items():
-            if rank not in self._in_flight and rank not in self._told:
-                self._in_flight[rank] = handle.__ray_ready__.remote()
-        dead = self._dead()
-        # Between asking and now the group may have been shut down or restarted on purpose.
+            self._handles, self._asked, self._dead = handles, set(), {}
+        for rank in handles.keys() - self._asked:
+            self._asked.add(rank)
+            hear(handles[rank].__ray_ready__.remote(), partial(self._heard, self._asked, self._dead, rank))
+        # Whoever is dead stays asked, so that it is told once.
+        dead = {rank: self._dead.pop(rank) for rank in sorted(self._dead)}
+        # Meanwhile the group may have been shut down or restarted on purpose.
         if dead and self._workers() == current and not self._stopped.is_set():
-            self._told |= set(dead)
             try:
-                self._on_death(Death(sorted(dead), dead[min(dead)], generation))
+                self._on_death(Death(list(dead), next(iter(dead.values())), generation))
             except Exception:
-                _log.exception("on_death failed for ranks %s", sorted(dead))
+                _log.exception("on_death failed for ranks %s", list(dead))
         return True
 
-    def _dead(self) -> dict[int, str]:
-        if not self._in_flight:
-            return {}
-        refs = list(self._in_flight.values())
-        done, _ = ray.wait(refs, num_returns=len(refs), timeout=min(1.0, self._every_s))
-        dead: dict[int, str] = {}
-        for rank in [rank for rank, ref in self._in_flight.items() if ref in done]:
-            try:
-                ray.get(self._in_flight.pop(rank))
-            except RayError as error:
-                if not is_gone(error):
-                    raise
-                dead[rank] = str(error)
-        return dead
+    @staticmethod
+    def _heard(asked: set[int], dead: dict[int, str], rank: int, _: Any, error: BaseException | None) -> None:
+        if error is not None and is_gone(error):
+            dead[rank] = str(error)
+        else:
+            asked.discard(rank)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 NaturalKey = tuple[tuple[int, int, str], ...]
 
@@ -75,18 +74,3 @@ def arrange_on_nodes(sizes: Sequence[int], nodes: Sequence[tuple[str, str]]) -> 
     for place, index in enumerate(in_spec_order):
         first_seen.setdefault(nodes[index][0], place)
     return sorted(in_spec_order, key=lambda index: first_seen[nodes[index][0]])
-
-
-def local_ranks(nodes: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """`(local rank, local world size)` of each rank, from what stands for the node of each rank.
-
-    >>> local_ranks(["a", "a", "b"])
-    [(0, 2), (1, 2), (0, 1)]
-    """
-    sizes = Counter(nodes)
-    seen: Counter[Hashable] = Counter()
-    answer = []
-    for node in nodes:
-        answer.append((seen[node], sizes[node]))
-        seen[node] += 1
-    return answer

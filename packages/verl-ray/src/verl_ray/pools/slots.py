@@ -58,23 +58,15 @@ def slots_of_groups(
 
     `devices` says which accelerators a bundle holds, by `Slot.key`; bundles of one node follow them.
     """
-    addresses = node_addresses()
-    return tuple(
-        slot
-        for group, size in groups.items()
-        for slot in _slots_of_group(group, addresses, devices or {})[:size]
-    )
-
-
-def _slots_of_group(
-    group: PlacementGroup, addresses: Mapping[str, str], devices: Mapping[SlotKey, Sequence[str]]
-) -> list[Slot]:
-    group_id = group.id.hex()
-    rows = [
-        (node, addresses.get(node, ""), index, devices.get((group_id, index), ()))
-        for index, node in enumerate(bundle_node_ids(group))
-    ]
-    return [Slot(group, index, node, address) for node, address, index, _ in order_bundles(rows)]
+    addresses, devices = node_addresses(), devices or {}
+    slots: list[Slot] = []
+    for group, size in groups.items():
+        rows = [
+            (node, addresses.get(node, ""), index, devices.get((group.id.hex(), index), ()))
+            for index, node in enumerate(bundle_node_ids(group))
+        ]
+        slots += [Slot(group, index, node, address) for node, address, index, _ in order_bundles(rows)][:size]
+    return tuple(slots)
 
 
 # --- Which devices each bundle holds: only a process inside the bundle is told, so one is asked -----------
