@@ -200,6 +200,8 @@ if TYPE_CHECKING:
     MeshAnswer = TypeVarWithDefault(
         "MeshAnswer", bound=AnyBatch | Coroutine[Any, Any, AnyBatch | None] | None, default=Any
     )
+    # What a method answers that is no coroutine, where answers are joined.
+    Rows = TypeVar("Rows", bound=AnyBatch | None)
 
 
 class Function(Protocol[W_contra, P, R_co]):
@@ -288,6 +290,10 @@ class Optional3(Protocol[R_co]):
     def __call__(self, first: Any, second: Any, third: Any = ..., /) -> R_co: ...
 
 
+# A method of which some parameter may be left out.
+SomeOptional: TypeAlias = "Optional1[R] | Optional2[R] | Optional3[R]"
+
+
 class Registered(Generic[W_co, F_co, M_co, B_co]):
     """A registered method of worker W, with bound signature F, mode M and blocking B."""
 
@@ -353,63 +359,19 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
     # Parameters that may be left out, which cannot be said below: any arguments of the mode's form.
     @overload
     def __get__(
-        self: Listed[W, Optional1[Later[R]], AnyOf[P], B], obj: None, owner: Any
+        self: Listed[W, SomeOptional[Later[R]], AnyOf[P], B], obj: None, owner: Any
     ) -> ListMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Listed[W, Optional1[R], AnyOf[P], B], obj: None, owner: Any
+        self: Listed[W, SomeOptional[R], AnyOf[P], B], obj: None, owner: Any
     ) -> ListMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Listed[W, Optional2[Later[R]], AnyOf[P], B], obj: None, owner: Any
-    ) -> ListMethod[W, P, R, B]: ...
+        self: Joined[W, SomeOptional[Rows], AnyOf[P], B], obj: None, owner: Any
+    ) -> BatchMethod[W, P, Rows, B]: ...
     @overload
     def __get__(
-        self: Listed[W, Optional2[R], AnyOf[P], B], obj: None, owner: Any
-    ) -> ListMethod[W, P, R, B]: ...
-    @overload
-    def __get__(
-        self: Listed[W, Optional3[Later[R]], AnyOf[P], B], obj: None, owner: Any
-    ) -> ListMethod[W, P, R, B]: ...
-    @overload
-    def __get__(
-        self: Listed[W, Optional3[R], AnyOf[P], B], obj: None, owner: Any
-    ) -> ListMethod[W, P, R, B]: ...
-    @overload
-    def __get__(
-        self: Joined[W, Optional1[X], AnyOf[P], B], obj: None, owner: Any
-    ) -> BatchMethod[W, P, X, B]: ...
-    @overload
-    def __get__(
-        self: Joined[W, Optional1[Later[R]], AnyOf[P], B], obj: None, owner: Any
-    ) -> BatchMethod[W, P, R, B]: ...
-    @overload
-    def __get__(
-        self: Joined[W, Optional1[R], AnyOf[P], B], obj: None, owner: Any
-    ) -> BatchMethod[W, P, R, B]: ...
-    @overload
-    def __get__(
-        self: Joined[W, Optional2[X], AnyOf[P], B], obj: None, owner: Any
-    ) -> BatchMethod[W, P, X, B]: ...
-    @overload
-    def __get__(
-        self: Joined[W, Optional2[Later[R]], AnyOf[P], B], obj: None, owner: Any
-    ) -> BatchMethod[W, P, R, B]: ...
-    @overload
-    def __get__(
-        self: Joined[W, Optional2[R], AnyOf[P], B], obj: None, owner: Any
-    ) -> BatchMethod[W, P, R, B]: ...
-    @overload
-    def __get__(
-        self: Joined[W, Optional3[X], AnyOf[P], B], obj: None, owner: Any
-    ) -> BatchMethod[W, P, X, B]: ...
-    @overload
-    def __get__(
-        self: Joined[W, Optional3[Later[R]], AnyOf[P], B], obj: None, owner: Any
-    ) -> BatchMethod[W, P, R, B]: ...
-    @overload
-    def __get__(
-        self: Joined[W, Optional3[R], AnyOf[P], B], obj: None, owner: Any
+        self: Joined[W, SomeOptional[Later[R]], AnyOf[P], B], obj: None, owner: Any
     ) -> BatchMethod[W, P, R, B]: ...
 
     # No parameters, one, or two; besides, any named arguments of the mode's form. A form that takes less
@@ -424,15 +386,11 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
     ) -> ListMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Joined[W, Callable[[], X], NamedOf[Any, P], B], obj: None, owner: Any
-    ) -> BatchMethod[W, P, X, B]: ...
+        self: Joined[W, Callable[[], Rows], NamedOf[Any, P], B], obj: None, owner: Any
+    ) -> BatchMethod[W, P, Rows, B]: ...
     @overload
     def __get__(
         self: Joined[W, Callable[[], Later[R]], NamedOf[Any, P], B], obj: None, owner: Any
-    ) -> BatchMethod[W, P, R, B]: ...
-    @overload
-    def __get__(
-        self: Joined[W, Callable[[], R], NamedOf[Any, P], B], obj: None, owner: Any
     ) -> BatchMethod[W, P, R, B]: ...
     @overload
     def __get__(
@@ -460,27 +418,19 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
     ) -> ListMethod[W, Concatenate[OfEither[A1], P], R, B]: ...
     @overload
     def __get__(
-        self: Joined[W, Callable[[A1], X], NamedOf[ForRows, P], B], obj: None, owner: Any
-    ) -> BatchMethod[W, Concatenate[OfRows[A1], P], X, B]: ...
+        self: Joined[W, Callable[[A1], Rows], NamedOf[ForRows, P], B], obj: None, owner: Any
+    ) -> BatchMethod[W, Concatenate[OfRows[A1], P], Rows, B]: ...
     @overload
     def __get__(
         self: Joined[W, Callable[[A1], Later[R]], NamedOf[ForRows, P], B], obj: None, owner: Any
     ) -> BatchMethod[W, Concatenate[OfRows[A1], P], R, B]: ...
     @overload
     def __get__(
-        self: Joined[W, Callable[[A1], R], NamedOf[ForRows, P], B], obj: None, owner: Any
-    ) -> BatchMethod[W, Concatenate[OfRows[A1], P], R, B]: ...
-    @overload
-    def __get__(
-        self: Joined[W, Callable[[A1], X], NamedOf[ForFunctionAndRows, P], B], obj: None, owner: Any
-    ) -> BatchMethod[W, Concatenate[A1, P], X, B]: ...
+        self: Joined[W, Callable[[A1], Rows], NamedOf[ForFunctionAndRows, P], B], obj: None, owner: Any
+    ) -> BatchMethod[W, Concatenate[A1, P], Rows, B]: ...
     @overload
     def __get__(
         self: Joined[W, Callable[[A1], Later[R]], NamedOf[ForFunctionAndRows, P], B], obj: None, owner: Any
-    ) -> BatchMethod[W, Concatenate[A1, P], R, B]: ...
-    @overload
-    def __get__(
-        self: Joined[W, Callable[[A1], R], NamedOf[ForFunctionAndRows, P], B], obj: None, owner: Any
     ) -> BatchMethod[W, Concatenate[A1, P], R, B]: ...
     @overload
     def __get__(
@@ -508,29 +458,21 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
     ) -> ListMethod[W, Concatenate[OfEither[A1], OfEither[A2], P], R, B]: ...
     @overload
     def __get__(
-        self: Joined[W, Callable[[A1, A2], X], NamedOf[ForRows, P], B], obj: None, owner: Any
-    ) -> BatchMethod[W, Concatenate[OfRows[A1], OfRows[A2], P], X, B]: ...
+        self: Joined[W, Callable[[A1, A2], Rows], NamedOf[ForRows, P], B], obj: None, owner: Any
+    ) -> BatchMethod[W, Concatenate[OfRows[A1], OfRows[A2], P], Rows, B]: ...
     @overload
     def __get__(
         self: Joined[W, Callable[[A1, A2], Later[R]], NamedOf[ForRows, P], B], obj: None, owner: Any
     ) -> BatchMethod[W, Concatenate[OfRows[A1], OfRows[A2], P], R, B]: ...
     @overload
     def __get__(
-        self: Joined[W, Callable[[A1, A2], R], NamedOf[ForRows, P], B], obj: None, owner: Any
-    ) -> BatchMethod[W, Concatenate[OfRows[A1], OfRows[A2], P], R, B]: ...
-    @overload
-    def __get__(
-        self: Joined[W, Callable[[A1, A2], X], NamedOf[ForFunctionAndRows, P], B], obj: None, owner: Any
-    ) -> BatchMethod[W, Concatenate[A1, OfRows[A2], P], X, B]: ...
+        self: Joined[W, Callable[[A1, A2], Rows], NamedOf[ForFunctionAndRows, P], B], obj: None, owner: Any
+    ) -> BatchMethod[W, Concatenate[A1, OfRows[A2], P], Rows, B]: ...
     @overload
     def __get__(
         self: Joined[W, Callable[[A1, A2], Later[R]], NamedOf[ForFunctionAndRows, P], B],
         obj: None,
         owner: Any,
-    ) -> BatchMethod[W, Concatenate[A1, OfRows[A2], P], R, B]: ...
-    @overload
-    def __get__(
-        self: Joined[W, Callable[[A1, A2], R], NamedOf[ForFunctionAndRows, P], B], obj: None, owner: Any
     ) -> BatchMethod[W, Concatenate[A1, OfRows[A2], P], R, B]: ...
 
     # Any other parameters.
@@ -552,15 +494,11 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
     ) -> PlacedMethod[W, P, R, B]: ...
     @overload
     def __get__(
-        self: Joined[W, Callable[..., X], AnyOf[P], B], obj: None, owner: Any
-    ) -> BatchMethod[W, P, X, B]: ...
+        self: Joined[W, Callable[..., Rows], AnyOf[P], B], obj: None, owner: Any
+    ) -> BatchMethod[W, P, Rows, B]: ...
     @overload
     def __get__(
         self: Joined[W, Callable[..., Later[R]], AnyOf[P], B], obj: None, owner: Any
-    ) -> BatchMethod[W, P, R, B]: ...
-    @overload
-    def __get__(
-        self: Joined[W, Callable[..., R], AnyOf[P], B], obj: None, owner: Any
     ) -> BatchMethod[W, P, R, B]: ...
 
     # A form of one's own: only the result is known.
