@@ -1,9 +1,12 @@
-"""What a backend supplies to the suite, the groups that tests share, and the batches that they send."""
+"""What a backend supplies to the suite, the groups that tests share, and how and with what they call them."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,9 +15,16 @@ import torch
 from verl_protocol import DataProto, DataProtoFuture
 
 from verl_dispatch.conformance.workers import ModesWorker
+from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.groups.group import WorkerGroup
 
 Group = WorkerGroup[Any, Any]
+Call = Callable[..., Any]
+Refusals = Mapping[type[Exception], Mapping[str, tuple[str, Call]]]
+"""Error -> what is refused with it -> what it says (a pattern), and the use of a group that asks for it."""
+
+KINDS = ("DataProto", "TensorDict", "DataProtoFuture")
+"""The kinds of batches that every splitting mode takes."""
 
 
 class Backend(ABC):
@@ -55,16 +65,16 @@ class GroupCache:
 
     def get(self, cls: type, world_size: int) -> Group:
         """The shared group of this class and size."""
-        key = (cls, world_size)
-        if key not in self._groups:
-            self._groups[key] = self._backend.make_group(cls, world_size)
-        return self._groups[key]
+        return self._shared((cls, world_size), lambda: self._backend.make_group(cls, world_size))
 
     def colocated(self, classes: Mapping[str, type], world_size: int, *, fused: bool) -> Group:
         """The shared group of these roles."""
         key = (tuple(classes.items()), world_size, fused)
+        return self._shared(key, lambda: self._backend.make_colocated(classes, world_size, fused=fused))
+
+    def _shared(self, key: tuple[Any, ...], make: Callable[[], Group]) -> Group:
         if key not in self._groups:
-            self._groups[key] = self._backend.make_colocated(classes, world_size, fused=fused)
+            self._groups[key] = make()
         return self._groups[key]
 
     def shutdown(self) -> None:
@@ -99,12 +109,65 @@ class SharedGroups:
     def single(self, groups: GroupCache) -> Any:
         return groups.get(ModesWorker, 1)
 
+    @pytest.fixture(params=["call", "not blocking", "submit", "await"])
+    def call(self, backend: Backend, request: pytest.FixtureRequest) -> Call:
+        """Calls a method by each of its verbs in turn: the result of `method(*args, **kwargs)`."""
+
+        def result(method: Any, *args: Any, **kwargs: Any) -> Any:
+            match request.param:
+                case "call":
+                    return method.call(*args, **kwargs)
+                case "not blocking":
+                    return backend.resolved(later(method)(*args, **kwargs))
+                case "submit":
+                    return method.submit(*args, **kwargs).result(timeout=60)
+            return asyncio.run(awaited(method.submit(*args, **kwargs)))
+
+        return result
+
+    @pytest.fixture(params=KINDS)
+    def kind(self, request: pytest.FixtureRequest) -> str:
+        """Each of the kinds of batches."""
+        return str(request.param)
+
+
+def later(method: Any, **options: Any) -> Call:
+    """The method as one that does not wait for its answers, with these options."""
+    made: Call = method.options(blocking=False, **options)
+    return made
+
+
+def refused(table: Refusals) -> pytest.MarkDecorator:
+    """Runs a test with `error`, `told` and `use` of each line of the table."""
+    lines = [
+        pytest.param(error, told, use, id=what)
+        for error, found in table.items()
+        for what, (told, use) in found.items()
+    ]
+    return pytest.mark.parametrize(("error", "told", "use"), lines)
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Asserts that what is done here takes no longer."""
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < seconds
+
+
+def failure_of(use: Call, *args: Any, **kwargs: Any) -> WorkerGroupError:
+    """What this raises, which has to fail."""
+    with pytest.raises(WorkerGroupError) as caught:
+        use(*args, **kwargs)
+    return caught.value
+
+
+async def awaited(future: Awaitable[Any]) -> Any:
+    """What the future gives."""
+    return await future
+
 
 # --- Batches that the tests send, and what they look for in the answers -------------------------------------
-
-
-KINDS = ("DataProto", "TensorDict", "DataProtoFuture")
-"""The kinds of batches that every splitting mode takes."""
 
 
 def batch(num_rows: int, *, first: int = 0, auto_padding: bool = False, **meta: Any) -> DataProto:
@@ -116,6 +179,11 @@ def batch(num_rows: int, *, first: int = 0, auto_padding: bool = False, **meta: 
         meta_info=meta,
         auto_padding=auto_padding,
     )
+
+
+def said(x: Any, y: Any = None) -> list[Any]:
+    """What the methods of `ModesWorker` that give back what they get answer on four ranks."""
+    return [(rank, x, y) for rank in range(4)]
 
 
 def as_kind(data: DataProto, kind: str) -> Any:

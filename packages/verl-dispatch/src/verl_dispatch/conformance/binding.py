@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from verl_dispatch.conformance.backend import Backend, GroupCache, SharedGroups, batch
+from verl_dispatch.conformance.backend import Backend, GroupCache, SharedGroups, batch, failure_of, said
 from verl_dispatch.conformance.workers import BothRoles, ModesWorker, RoleA, RoleAB, ids_of
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.methods.decorator import register
@@ -31,14 +31,11 @@ class TestBinding(SharedGroups):
         assert "unregistered" not in dir(group.methods)
 
     def test_a_method_may_be_named_in_several_ways(self, group: Any) -> None:
-        expected = [(rank, 1, None) for rank in range(4)]
-        assert group.one_to_all(1) == expected
-        assert group.methods.one_to_all(1) == expected
-        assert group.call("one_to_all", 1) == expected
-        assert group.call(ModesWorker.one_to_all, 1) == expected
-        assert group.bind(ModesWorker.one_to_all)(1) == expected
-        assert group.submit(ModesWorker.one_to_all, 1).result() == expected
-        assert [answer for _, answer in sorted(group.stream(ModesWorker.one_to_all, 1))] == expected
+        assert group.one_to_all(1) == group.methods.one_to_all(1) == said(1)
+        assert group.call("one_to_all", 1) == group.call(ModesWorker.one_to_all, 1) == said(1)
+        assert group.bind(ModesWorker.one_to_all)(1) == said(1)
+        assert group.submit(ModesWorker.one_to_all, 1).result() == said(1)
+        assert sorted(group.stream(ModesWorker.one_to_all, 1)) == list(enumerate(said(1)))
 
     def test_a_plan_sends_nothing(self, group: Any) -> None:
         group.keep("before")
@@ -79,11 +76,11 @@ class TestColocation:
         assert not hasattr(views["a"], "c")
 
     def test_async_methods_work(self, parent: Any) -> None:
-        assert parent.spawn({"a"})["a"].later(5) == [5, 6]
+        assert parent.spawn({"a_b"})["a_b"].one_to_all_async(5) == [(0, 5, None), (1, 5, None)]
 
     def test_meshes_belong_to_the_role(self, parent: Any) -> None:
         views = parent.spawn({"a", "a_b"})
-        assert ids_of(views["a_b"].rows(batch(4))) == [0, 1, 2, 3]
+        assert ids_of(views["a_b"].over_each(batch(4))) == [0, 1, 2, 3]
         assert views["a"].get_dispatch_collect()[0]["dispatch_dp_rank"] == {}
 
     def test_views_share_the_generation_and_end_with_the_parent(self, parent: Any) -> None:
@@ -96,12 +93,10 @@ class TestColocation:
         assert view.b_c() == ["A.b_c 0", "A.b_c 1"]
 
     def test_failure_names_rank_and_method(self, parent: Any) -> None:
-        view = parent.spawn({"a"})["a"]
-        with pytest.raises(WorkerGroupError) as caught:
-            view.raise_on(1)
-        assert caught.value.failed_ranks == [1]
-        assert caught.value.method == "raise_on"
-        assert view.b_c() == ["A.b_c 0", "A.b_c 1"]
+        view = parent.spawn({"a_b"})["a_b"]
+        error = failure_of(view.raise_on, 1)
+        assert (error.method, error.failed_ranks) == ("raise_on", [1])
+        assert view.c() == ["AB.c 0", "AB.c 1"]
 
     def test_unknown_roles_are_refused(self, parent: Any) -> None:
         with pytest.raises((KeyError, ValueError), match=r"'c'.*a_b"):

@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from verl_dispatch.conformance.backend import (
-    KINDS,
     Backend,
+    Call,
     GroupCache,
+    Refusals,
     SharedGroups,
     as_kind,
     batch,
     ranks_of,
+    refused,
 )
 from verl_dispatch.conformance.workers import ModesWorker, ids_of
 from verl_dispatch.modes import Broadcast, Execute
-
-VERBS = ("call", "not blocking", "submit", "await", "stream")
-
-
-def run(backend: Backend, verb: str, method: Any, args: Any, kwargs: Any) -> Any:
-    """The result of a call, however it is made; of a stream the answers by rank."""
-    if verb == "call":
-        return method.call(*args, **kwargs)
-    if verb == "not blocking":
-        return backend.resolved(method.options(blocking=False)(*args, **kwargs))
-    if verb == "submit":
-        return method.submit(*args, **kwargs).result(timeout=60)
-    if verb == "stream":
-        return dict(method.stream(*args, **kwargs))
-
-    async def wait() -> Any:
-        return await method.submit(*args, **kwargs)
-
-    return asyncio.run(wait())
 
 
 class Row(NamedTuple):
@@ -90,47 +72,36 @@ def table(n: int) -> dict[str, Row]:
             {"y": list(ranks), "z": [r * r for r in ranks]},
             [(r, (), r, {"z": r * r}) for r in ranks],
         ),
-        "custom pair": Row("custom", ("v",), {}, [["v", r] for r in reversed(ranks)]),
-        "custom plan": Row("custom_plan", ("v",), {}, [(last, "v")]),
-        "custom, rank zero": Row("custom_rank_zero", (3,), {}, {"rank zero": (0, [3, 3])}),
+        "custom pair": Row("custom", ("v",), {}, [(r, ["v", r], None) for r in reversed(ranks)]),
+        "custom plan": Row("custom_plan", ("v",), {}, [(last, "v", None)]),
+        "custom, rank zero": Row("custom_rank_zero", (3,), {}, {"rank zero": (0, [3, 3], None)}),
     }
 
 
-CUSTOM = ("custom pair", "custom plan", "custom, rank zero")
-
-
-class TestModes:
+class TestModes(SharedGroups):
     """What DESIGN calls the table."""
 
     @pytest.fixture(params=[1, 4])
     def group(self, request: pytest.FixtureRequest, groups: GroupCache) -> Any:
         return groups.get(ModesWorker, request.param)
 
-    @pytest.mark.parametrize("verb", VERBS)
-    @pytest.mark.parametrize("name", [name for name in table(1) if name not in CUSTOM])
-    def test_values(self, backend: Backend, group: Any, name: str, verb: str) -> None:
+    @pytest.mark.parametrize("name", list(table(1)))
+    def test_values(self, group: Any, call: Call, name: str) -> None:
         method, args, kwargs, expected = table(group.world_size)[name]
-        got = run(backend, verb, group.bind(method), args, kwargs)
-        assert got == (expected_stream(expected) if verb == "stream" else expected)
+        assert call(group.bind(method), *args, **kwargs) == expected
 
-    @pytest.mark.parametrize("name", CUSTOM)
-    @pytest.mark.parametrize("verb", ["call", "submit", "await"])
-    def test_custom_modes(self, backend: Backend, group: Any, name: str, verb: str) -> None:
+    @pytest.mark.parametrize("name", list(table(1)))
+    def test_values_are_streamed(self, group: Any, name: str) -> None:
         method, args, kwargs, expected = table(group.world_size)[name]
-        assert run(backend, verb, group.bind(method), args, kwargs) == expected
+        answers = [expected] if isinstance(expected, tuple) else expected
+        answers = list(answers.values()) if isinstance(answers, dict) else answers
+        # Every answer begins with its rank.
+        assert dict(group.bind(method).stream(*args, **kwargs)) == {answer[0]: answer for answer in answers}
 
-    def test_custom_mode_gets_futures_when_not_blocking(self, backend: Backend, group: Any) -> None:
-        references = group.custom.options(blocking=False)("v")
-        assert backend.resolved(references) == [["v", rank] for rank in reversed(range(group.world_size))]
-
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("verb", ["call", "not blocking", "submit", "await"])
     @pytest.mark.parametrize("method", ["rows", "rows_async", "over_each"])
-    def test_rows_come_back_in_input_order(
-        self, backend: Backend, group: Any, method: str, verb: str, kind: str
-    ) -> None:
+    def test_rows_come_back_in_input_order(self, group: Any, call: Call, method: str, kind: str) -> None:
         n = group.world_size
-        got = run(backend, verb, group.bind(method), (as_kind(batch(2 * n), kind),), {})
+        got = call(group.bind(method), as_kind(batch(2 * n), kind))
         assert ids_of(got) == list(range(2 * n))
         assert ranks_of(got) == [rank for rank in range(n) for _ in range(2)]
 
@@ -154,11 +125,9 @@ class TestModes:
 
     def test_function_goes_to_all_and_batches_are_split(self, group: Any) -> None:
         n = group.world_size
-        got = group.with_function(mark_with_function, batch(2 * n))
-        assert ids_of(got) == list(range(2 * n))
-        assert group.execute_with_func_generator(mark_with_function, batch(n)).tensor(
-            "rank"
-        ).tolist() == list(range(n))
+        for method in (group.with_function, group.execute_with_func_generator):
+            got = method(ModesWorker._marked, batch(n))
+            assert ids_of(got) == ranks_of(got) == list(range(n))
 
     def test_function_on_rank_zero(self, group: Any) -> None:
         assert group.execute_func_rank_zero(add, 2, b=[3]) == (2, [3])
@@ -167,7 +136,6 @@ class TestModes:
         n = group.world_size
         assert group.metric(batch(2 * n)) == [{"rank": rank, "rows": 2} for rank in range(n)]
 
-    @pytest.mark.parametrize("kind", KINDS)
     def test_all_to_all_splits_batches_by_rows(self, group: Any, kind: str) -> None:
         n = group.world_size
         got = group.all_to_all_rows(as_kind(batch(2 * n), kind), flag=list(range(n)))
@@ -193,24 +161,42 @@ class TestModes:
         assert None not in found[0]["master"]
 
 
-def expected_stream(expected: Any) -> dict[int, Any]:
-    """What a stream gives where a call gives `expected`: every answer begins with its rank."""
-    answers = [expected] if isinstance(expected, tuple) else expected
-    answers = list(answers.values()) if isinstance(answers, dict) else answers
-    return {answer[0]: answer for answer in answers}
-
-
-def mark_with_function(worker: ModesWorker, data: Any) -> Any:
-    """What the function modes send."""
-    return worker._marked(data)
-
-
 def add(a: int, b: list[int]) -> Any:
     """What rank 0 is sent."""
     return a, b
 
 
 # --- What is no good argument is told before anything is sent: which, what was given, what to do ------------
+
+REFUSED: Refusals = {
+    TypeError: {
+        "what is no batch, by its name": ("'more'", lambda group: group.rows(batch(4), more={"lr": 1e-6})),
+        "too few arguments": ("one_to_all", lambda group: group.one_to_all()),
+        "too many arguments": ("one_to_all", lambda group: group.one_to_all(1, 2, 3)),
+        "an unknown option": ("timeout", lambda group: group.rows.options(timeout=3)),
+        "an answer that is no batch": (r"rank 0 .*DP_COMPUTE_METRIC", lambda group: group.no_batch(batch(4))),
+    },
+    ValueError: {
+        "a list of another length, by its name": ("'y'", lambda group: group.all_to_all([1, 2, 3, 4], y=[1])),
+        "rows that do not divide": (r"10 rows .*4 workers.*pad.*uneven", lambda group: group.rows(batch(10))),
+        "other ranks for another argument": (r"(?s)0.*2", lambda group: group.one_to_one({0: 1}, {2: 1})),
+        "a rank that is none": ("4", lambda group: group.one_to_one({4: 1})),
+        "unequal rows of a padded call": (
+            r"(?s)5 rows.*8 rows",
+            lambda group: group.rows.options(auto_padding=True)(batch(5), batch(8)),
+        ),
+        "an option of another value": ("uneven", lambda group: group.rows.options(uneven="yes")),
+        "a time limit of nothing": ("timeout_s", lambda group: group.rows.options(timeout_s=0)),
+        "an execute mode that makes no sense": (
+            "RANK_ZERO .*DP_COMPUTE",
+            lambda group: group.rows.options(execute_mode=Execute.RANK_ZERO),
+        ),
+        "a custom mode's entries for other workers": ("5.*4|4.*5", lambda group: group.custom_wrong(1)),
+    },
+    AttributeError: {
+        "an unknown method": ("one_to_al.*one_to_all", lambda group: group.one_to_al),
+    },
+}
 
 
 class TestArguments(SharedGroups):
@@ -234,48 +220,7 @@ class TestArguments(SharedGroups):
         with pytest.raises(TypeError, match=r"argument 0 .*cannot be split"):
             group.bind(method)(given)
 
-    def test_the_argument_is_named(self, group: Any) -> None:
-        with pytest.raises(TypeError, match="'more'"):
-            group.rows(batch(4), more={"lr": 1e-6})
-        with pytest.raises(ValueError, match="'y'"):
-            group.all_to_all([1, 2, 3, 4], y=[1])
-
-    def test_rows_that_do_not_divide_are_refused_with_the_ways_out(self, group: Any) -> None:
-        with pytest.raises(ValueError, match=r"10 rows .*4 workers.*pad.*uneven"):
-            group.rows(batch(10))
-
-    def test_ranks_of_all_arguments_must_agree(self, group: Any) -> None:
-        with pytest.raises(ValueError, match=r"(?s)0.*2"):
-            group.one_to_one({0: 1}, {2: 1})
-        with pytest.raises(ValueError, match="4"):
-            group.one_to_one({4: 1})
-
-    def test_batches_of_a_padded_call_must_have_equal_rows(self, group: Any) -> None:
-        with pytest.raises(ValueError, match=r"(?s)5 rows.*8 rows"):
-            group.rows.options(auto_padding=True)(batch(5), batch(8))
-
-    @pytest.mark.parametrize("args", [(), (1, 2, 3)])
-    def test_the_workers_signature_holds(self, group: Any, args: Any) -> None:
-        with pytest.raises(TypeError, match="one_to_all"):
-            group.one_to_all(*args)
-
-    def test_unknown_names_list_the_known_ones(self, group: Any) -> None:
-        with pytest.raises(AttributeError, match=r"one_to_al.*one_to_all"):
-            _ = group.one_to_al
-
-    @pytest.mark.parametrize("options", [{"timeout": 3}, {"uneven": "yes"}, {"timeout_s": 0}])
-    def test_options_are_checked(self, group: Any, options: dict[str, Any]) -> None:
-        with pytest.raises((ValueError, TypeError), match=next(iter(options))):
-            group.rows.options(**options)
-
-    def test_execute_modes_that_make_no_sense_are_refused(self, group: Any) -> None:
-        with pytest.raises(ValueError, match=r"RANK_ZERO .*DP_COMPUTE"):
-            group.rows.options(execute_mode=Execute.RANK_ZERO)
-
-    def test_custom_modes_must_give_one_entry_per_worker(self, group: Any) -> None:
-        with pytest.raises(ValueError, match=r"(?s)5.*4|4.*5"):
-            group.custom_wrong(1)
-
-    def test_answers_that_are_no_batch_point_to_the_mode_for_values(self, group: Any) -> None:
-        with pytest.raises(TypeError, match=r"rank 0 .*DP_COMPUTE_METRIC"):
-            group.no_batch(batch(4))
+    @refused(REFUSED)
+    def test_is_refused(self, group: Any, error: type[Exception], told: str, use: Call) -> None:
+        with pytest.raises(error, match=told):
+            use(group)

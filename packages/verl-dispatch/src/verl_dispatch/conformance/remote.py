@@ -9,9 +9,8 @@ import torch
 from verl_protocol import DataProto
 from verl_protocol.errors import SchemaError
 
-from verl_dispatch.conformance.backend import Backend, SharedGroups, batch, ranks_of
+from verl_dispatch.conformance.backend import Backend, SharedGroups, batch, failure_of, later, ranks_of
 from verl_dispatch.conformance.workers import WIDTH, ModesWorker, ids_of
-from verl_dispatch.errors import WorkerGroupError
 
 
 def wide_batch(num_rows: int, **options: Any) -> DataProto:
@@ -20,13 +19,18 @@ def wide_batch(num_rows: int, **options: Any) -> DataProto:
     return DataProto.from_dict({"i": ids, "wide": ids[:, None].repeat(1, WIDTH)}, **options)
 
 
+def made_apart(group: Any, data: Any = None, **options: Any) -> Any:
+    """The ids of a batch, if none is given of eight rows, and a wide column that lies where it was made."""
+    return group.widened.options(remote=True, **options)(batch(8) if data is None else data)
+
+
 class TestRemote(SharedGroups):
     """A group of 4, and one of 1."""
 
     @pytest.fixture
     def made(self, group: Any) -> Any:
         """A batch whose wide column lies where the four ranks made it."""
-        return group.widened.options(remote=True)(batch(8))
+        return made_apart(group)
 
     def test_large_columns_of_answers_stay_and_small_ones_come(self, made: Any) -> None:
         assert made.remote_keys == ["wide"]
@@ -36,7 +40,7 @@ class TestRemote(SharedGroups):
         assert group.widened(batch(8)).remote_keys == []
 
     def test_metrics_and_meta_info_come_along(self, group: Any) -> None:
-        got = group.widened.options(remote=True)(batch(8, step=3, metrics={"loss": 1.0}))
+        got = made_apart(group, batch(8, step=3, metrics={"loss": 1.0}))
         assert got.meta_info["step"] == 3
         assert got.remote_keys == ["wide"]
 
@@ -69,10 +73,10 @@ class TestRemote(SharedGroups):
 
     def test_a_read_only_method_reads_and_is_told_of_a_write(self, group: Any, made: Any) -> None:
         assert ids_of(group.narrowed_over_pairs.options(read_only=True)(made)) == list(range(8))
-        with pytest.raises(WorkerGroupError, match="read-only") as caught:
-            group.narrowed.options(read_only=True)(made)
-        assert "'wide'" in str(caught.value)
-        assert caught.value.failed_ranks == [0, 1, 2, 3]
+        error = failure_of(group.narrowed.options(read_only=True), made)
+        assert "read-only" in str(error)
+        assert "'wide'" in str(error)
+        assert error.failed_ranks == [0, 1, 2, 3]
 
     def test_padding_and_balance_are_undone(self, group: Any, made: Any) -> None:
         assert ids_of(group.narrowed.options(auto_padding=True)(made[:5])) == list(range(5))
@@ -81,8 +85,7 @@ class TestRemote(SharedGroups):
         assert twice.tensor("wide")[:, 0].tolist() == [row for row in range(8) for _ in range(2)]
 
     def test_padding_is_taken_off_what_stays(self, group: Any) -> None:
-        got = group.widened.options(remote=True, auto_padding=True)(batch(5))
-        assert got.equals(wide_batch(5))
+        assert made_apart(group, batch(5), auto_padding=True).equals(wide_batch(5))
 
     def test_goes_to_replicas(self, group: Any, made: Any) -> None:
         got = group.narrowed_over_pairs(made)
@@ -107,11 +110,11 @@ class TestRemote(SharedGroups):
 
     @pytest.mark.parametrize("rows", [8, 5])
     def test_is_handed_on_without_waiting(self, group: Any, single: Any, rows: int) -> None:
-        later = group.widened.options(blocking=False, remote=True, auto_padding=True)(batch(rows))
+        made = made_apart(group, batch(rows), blocking=False, auto_padding=True)
         for caller in (group, single):
-            assert ids_of(caller.narrowed.options(auto_padding=True)(later)) == list(range(rows))
-        assert later.get().remote_keys == ["wide"]
-        assert later.get().equals(wide_batch(rows))
+            assert ids_of(caller.narrowed.options(auto_padding=True)(made)) == list(range(rows))
+        assert made.get().remote_keys == ["wide"]
+        assert made.get().equals(wide_batch(rows))
 
     def test_every_verb_gives_it(self, group: Any) -> None:
         method = group.widened.options(remote=True)
@@ -121,19 +124,18 @@ class TestRemote(SharedGroups):
         assert streamed[3].equals(wide_batch(8)[6:])
 
     def test_lists_of_references_hold_whole_answers(self, backend: Backend, group: Any) -> None:
-        method = group.metric.options(blocking=False, remote=True)
-        assert len(backend.resolved(method(batch(8)))) == 4
+        assert len(backend.resolved(later(group.metric, remote=True)(batch(8)))) == 4
 
     def test_a_restart_leaves_it_readable(self, backend: Backend) -> None:
         with backend.make_group(ModesWorker, 2) as group:
-            made = group.widened.options(remote=True)(batch(8))
+            made = made_apart(group)
             group.restart()
             assert ids_of(group.narrowed(made)) == list(range(8))
             assert made.equals(wide_batch(8))
 
     def test_a_batch_outlives_its_group(self, backend: Backend) -> None:
         with backend.make_group(ModesWorker, 1) as group:
-            made = group.widened.options(remote=True)(batch(8))
+            made = made_apart(group)
         assert made.equals(wide_batch(8))
 
     def test_only_a_batch_can_be_put(self, group: Any) -> None:
@@ -149,30 +151,28 @@ class TestDeclaredColumns(SharedGroups):
         data = batch(rows, step=3)
         got = group.declared.options(auto_padding=True)(data)
         assert got.select(["i"], ["s"]).equals(data.select(["i"], ["s"]))
-        assert sum(group.declared.plan(batch(8)).nbytes()) == sum(
-            group.rows.plan(batch(8).select(["i"], ["s"])).nbytes()
-        )
+        sent, read = group.declared.plan(batch(8)), group.rows.plan(batch(8).select(["i"], ["s"]))
+        assert sent.nbytes() == read.nbytes()
 
     def test_a_worker_chooses_of_a_future(self, group: Any) -> None:
-        assert ids_of(group.declared(group.rows.options(blocking=False)(batch(8)))) == list(range(8))
+        assert ids_of(group.declared(later(group.rows)(batch(8)))) == list(range(8))
 
     def test_a_missing_column_is_said_before_anything_is_sent(self, group: Any) -> None:
-        with pytest.raises(
-            SchemaError, match=r"argument 0 \('data'\) of method 'declared' has no column 's'"
-        ):
+        told = r"argument 0 \('data'\) of method 'declared' has no column 's'"
+        with pytest.raises(SchemaError, match=told):
             group.declared(wide_batch(8))
 
     def test_of_a_future_it_is_said_by_the_worker(self, group: Any) -> None:
-        with pytest.raises(WorkerGroupError, match="method 'declared' has no column 's'"):
-            group.declared(group.widened.options(blocking=False)(batch(8)))
+        error = failure_of(group.declared, later(group.widened)(batch(8)))
+        assert "method 'declared' has no column 's'" in str(error)
 
     def test_a_wrong_answer_is_refused_by_its_worker(self, group: Any) -> None:
-        with pytest.raises(WorkerGroupError, match=r"writes of @register does not name: \['x'\]") as caught:
-            group.declared(batch(8, wrong=2))
-        assert caught.value.failed_ranks == [2]
+        error = failure_of(group.declared, batch(8, wrong=2))
+        assert "writes of @register does not name: ['x']" in str(error)
+        assert error.failed_ranks == [2]
 
     def test_columns_that_stay_elsewhere_are_chosen_by_parameter(self, group: Any, single: Any) -> None:
-        made = group.widened.options(remote=True)(batch(8))
+        made = made_apart(group)
         for caller in (group, single):
             assert caller.declared_to_all(made, y=made)[-1] == [["i", "wide"], ["i"]]
             assert caller.declared_to_all(made, batch(8))[-1] == [["i", "wide"], ["i", "s"]]

@@ -8,12 +8,10 @@ import pytest
 import torch
 from verl_protocol import DataProto
 
-from verl_dispatch.conformance.backend import KINDS, Backend, SharedGroups, as_kind, batch, ranks_of
-from verl_dispatch.conformance.modes import run
+from verl_dispatch.conformance.backend import Call, SharedGroups, as_kind, batch, ranks_of
 from verl_dispatch.conformance.workers import BROKEN_MESHES, ids_of
 from verl_dispatch.planning.mesh import Mesh
 
-VERBS = ("call", "not blocking", "submit", "await")
 WEIGHTS = (9, 1, 8, 2, 7, 3, 6, 4)
 
 
@@ -27,39 +25,32 @@ def weighted_batch() -> DataProto:
 class TestRows(SharedGroups):
     """Row counts, on a group of 4."""
 
-    @pytest.mark.parametrize("verb", VERBS)
     @pytest.mark.parametrize("method", ["rows", "rows_async", "over_each", "over_pairs"])
     @pytest.mark.parametrize("num_rows", [1, 3, 5, 10])
     def test_padding_is_taken_off_in_every_verb(
-        self, backend: Backend, group: Any, num_rows: int, method: str, verb: str
+        self, group: Any, call: Call, num_rows: int, method: str
     ) -> None:
         data = batch(num_rows, auto_padding=True)
-        got = run(backend, verb, group.bind(method), (data,), {})
+        got = call(group.bind(method), data)
         assert ids_of(got) == list(range(num_rows))
         assert got.column("s").tolist() == [f"row {i}" for i in range(num_rows)]
         assert ids_of(data) == list(range(num_rows))
 
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("verb", VERBS)
-    def test_padding_may_be_asked_for_in_the_call(
-        self, backend: Backend, group: Any, verb: str, kind: str
-    ) -> None:
-        method = group.rows.options(auto_padding=True)
-        assert ids_of(run(backend, verb, method, (as_kind(batch(6), kind),), {})) == list(range(6))
+    def test_padding_may_be_asked_for_in_the_call(self, group: Any, call: Call, kind: str) -> None:
+        got = call(group.rows.options(auto_padding=True), as_kind(batch(6), kind))
+        assert ids_of(got) == list(range(6))
 
     @pytest.mark.parametrize("size", [2, 3, 6])
-    @pytest.mark.parametrize("verb", VERBS)
     def test_one_tensor_for_all_rows_goes_whole_to_every_rank(
-        self, backend: Backend, group: Any, verb: str, size: int
+        self, group: Any, call: Call, size: int
     ) -> None:
         import tensordict
 
         unbatched: Any = tensordict.UnbatchedTensor
         data, table = as_kind(batch(6), "TensorDict"), torch.arange(size)
         data["table"] = unbatched(table)
-        got = run(backend, verb, group.rows.options(auto_padding=True), (data,), {})
+        got, made = call(group.rows.options(auto_padding=True), data), call(group.one_to_all, data)
         assert ids_of(got) == list(range(6))
-        made = run(backend, verb, group.one_to_all, (data,), {})
         for arrived in (got, data, *(each for _, each, _ in made)):
             assert isinstance(arrived.get("table"), unbatched)
             assert arrived["table"].tolist() == table.tolist()
@@ -80,39 +71,25 @@ class TestRows(SharedGroups):
         assert [each["rank"] for each in found] == [0, 1, 2, 3]
         assert [each["rows"] for each in found] == [2, 2, 2, 2]
 
-    @pytest.mark.parametrize("verb", VERBS)
-    def test_several_answers_a_row_lose_the_padding_too(
-        self, backend: Backend, group: Any, verb: str
-    ) -> None:
-        got = run(backend, verb, group.twice, (batch(5, auto_padding=True),), {})
+    def test_several_answers_a_row_lose_the_padding_too(self, group: Any, call: Call) -> None:
+        got = call(group.twice, batch(5, auto_padding=True))
         assert ids_of(got) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
     def test_padding_never_shows_in_meta_info(self, group: Any) -> None:
         got = group.rows(batch(5, auto_padding=True, step=3))
         assert got.meta_info == {"step": 3}
 
-    @pytest.mark.parametrize("verb", VERBS)
-    def test_uneven_parts_differ_by_at_most_one(self, backend: Backend, group: Any, verb: str) -> None:
-        got = run(backend, verb, group.rows.options(uneven="balanced"), (batch(10),), {})
+    def test_uneven_parts_differ_by_at_most_one(self, group: Any, call: Call) -> None:
+        got = call(group.rows.options(uneven="balanced"), batch(10))
         assert ids_of(got) == list(range(10))
         assert ranks_of(got) == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3]
 
-    def test_uneven_parts_are_never_empty(self, group: Any) -> None:
-        with pytest.raises(ValueError, match=r"2 rows .*4 workers"):
-            group.rows.options(uneven="balanced")(batch(2))
-
-    @pytest.mark.parametrize("verb", VERBS)
     @pytest.mark.parametrize("equal_size", [False, True])
-    def test_balanced_rows_come_back_in_input_order(
-        self, backend: Backend, group: Any, equal_size: bool, verb: str
-    ) -> None:
-        method = group.rows.options(balance="x", equal_size=equal_size)
-        got = run(backend, verb, method, (weighted_batch(),), {})
+    def test_balanced_rows_come_back_in_input_order(self, group: Any, call: Call, equal_size: bool) -> None:
+        got = call(group.rows.options(balance="x", equal_size=equal_size), weighted_batch())
         assert ids_of(got) == list(range(8))
-        sums = [0] * 4
-        for rank, weight in zip(ranks_of(got), WEIGHTS, strict=True):
-            sums[rank] += weight
-        assert max(sums) - min(sums) <= 2
+        sums = torch.zeros(4).index_add(0, got.tensor("rank"), got.tensor("x")[:, 0])
+        assert sums.max() - sums.min() <= 2
         if equal_size:
             assert sorted(ranks_of(got)) == [0, 0, 1, 1, 2, 2, 3, 3]
 
@@ -122,6 +99,10 @@ class TestRows(SharedGroups):
 
     def test_answers_of_other_lengths_stay_where_nothing_was_padded(self, group: Any) -> None:
         assert ids_of(group.one_row_less(batch(8))) == [0, 2, 4, 6]
+
+    def test_uneven_parts_are_never_empty(self, group: Any) -> None:
+        with pytest.raises(ValueError, match=r"2 rows .*4 workers"):
+            group.rows.options(uneven="balanced")(batch(2))
 
     def test_answers_of_other_lengths_cannot_be_unpadded(self, group: Any) -> None:
         with pytest.raises(ValueError, match=r"rank \d.* sent 3 rows.*returned 2"):
@@ -140,7 +121,6 @@ class TestRows(SharedGroups):
 class TestMeshes(SharedGroups):
     """Meshes that the workers of a group of 4 have registered."""
 
-    @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("by_name", [False, True])
     def test_replicas_get_the_same_rows_and_one_of_them_answers(
         self, group: Any, kind: str, by_name: bool

@@ -18,39 +18,6 @@ from verl_dispatch.planning.plan import CallPlan
 from verl_dispatch.workers.roles import create_colocated_worker_raw_cls
 from verl_dispatch.workers.worker import Worker
 
-# --- custom modes: given as a dict, so that no registry is needed where the workers run -------------------
-
-
-def dispatch_with_rank(group: Any, value: Any) -> tuple[Any, Any]:
-    """Each rank gets the value and its own number."""
-    return ([[value, rank] for rank in range(group.world_size)],), {}
-
-
-def dispatch_to_last(group: Any, value: Any) -> CallPlan:
-    """Only the last rank is called."""
-    return CallPlan.of({group.world_size - 1: ((value,), {})})
-
-
-def dispatch_too_short(group: Any, value: Any) -> tuple[Any, Any]:
-    """One entry too few."""
-    return ([value] * (group.world_size + 1),), {}
-
-
-def dispatch_twice(group: Any, value: Any) -> tuple[Any, Any]:
-    """For one rank: the value twice."""
-    return ([value, value],), {}
-
-
-def collect_named(group: Any, output: Any) -> dict[str, Any]:
-    """The answer of one rank, under a name."""
-    return {"rank zero": output}
-
-
-def collect_reversed(group: Any, outputs: list[Any]) -> list[Any]:
-    """The answers, last rank first."""
-    return list(outputs)[::-1]
-
-
 BROKEN_MESHES = {
     "hole": ([0, 0, 2, 2], [1, 0, 1, 0]),
     "two": ([0, 0, 1, 1], [1, 1, 1, 0]),
@@ -78,10 +45,9 @@ class ModesWorker(Worker):
             for name, (dp_ranks, collects) in BROKEN_MESHES.items():
                 self._register_dispatch_collect_info(name, dp_ranks[self.rank], bool(collects[self.rank]))
 
-    # values
+    # values; what gives them back in other modes is below
 
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    def rank_zero(self, x: Any, y: Any = None) -> Any:
+    def _said(self, x: Any, y: Any = None) -> Any:
         return self.rank, x, y
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -89,54 +55,15 @@ class ModesWorker(Worker):
         """Documented."""
         return self.rank, x, y
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)
-    def one_to_all_rank_zero(self, x: Any, y: Any = None) -> Any:
-        return self.rank, x, y
-
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     async def one_to_all_async(self, x: Any, y: Any = None) -> Any:
-        return self.rank, x, y
-
-    @register()
-    def all_to_all(self, x: Any, y: Any = None) -> Any:
-        return self.rank, x, y
-
-    @register(execute_mode=Execute.RANK_ZERO)
-    def all_to_all_rank_zero(self, x: Any, y: Any = None) -> Any:
-        return self.rank, x, y
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ONE)
-    def one_to_one(self, x: Any, y: Any = None) -> Any:
         return self.rank, x, y
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE)
     def dp_compute(self, /, *xs: Any, y: Any = "left out", **named: Any) -> Any:
         return self.rank, xs, y, named
 
-    @register(dispatch_mode=Dispatch.DIRECT_ROLLOUT_METHOD)
-    def direct(self, x: Any) -> Any:
-        return self.rank, x
-
-    @register(dispatch_mode={"dispatch_fn": dispatch_with_rank, "collect_fn": collect_reversed})
-    def custom(self, pair: Any) -> Any:
-        return pair
-
-    @register(dispatch_mode={"dispatch_fn": dispatch_to_last, "collect_fn": collect_all_to_all})
-    def custom_plan(self, x: Any) -> Any:
-        return self.rank, x
-
-    @register(dispatch_mode={"dispatch_fn": dispatch_too_short, "collect_fn": collect_all_to_all})
-    def custom_wrong(self, x: Any) -> Any:
-        return x
-
-    @register(
-        dispatch_mode={"dispatch_fn": dispatch_twice, "collect_fn": collect_named},
-        execute_mode=Execute.RANK_ZERO,
-    )
-    def custom_rank_zero(self, x: Any) -> Any:
-        return self.rank, x
-
-    # batches
+    # batches; those that mark the rows over a mesh are below
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def rows(self, data: Any, more: Any = None) -> Any:
@@ -217,14 +144,6 @@ class ModesWorker(Worker):
     def all_to_all_rows(self, data: Any, flag: Any = None) -> Any:
         return self.rank, ids_of(data), flag
 
-    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("pairs"))
-    def over_pairs(self, data: Any) -> Any:
-        return self._marked(data)
-
-    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("each"))
-    def over_each(self, data: Any) -> Any:
-        return self._marked(data)
-
     def _marked(self, data: Any, more: Any = None) -> Any:
         """The rows, and which rank had them; of `more` the ids."""
         self.kept = ids_of(data)
@@ -260,12 +179,8 @@ class ModesWorker(Worker):
         return data
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, read_only=True)
-    def write_read_only(self, weights: Any) -> None:
-        weights["w"].add_(1)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL, read_only=True)
-    def read_read_only(self, weights: Any) -> float:
-        return float(weights["w"].sum())
+    def sum_read_only(self, weights: Any, written: int = 0) -> float:
+        return float((weights["w"].add_(written) if written else weights["w"]).sum())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def keep(self, value: Any) -> Any:
@@ -295,15 +210,9 @@ class ModesWorker(Worker):
         }
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def raise_on(self, rank: int, message: str = "boom") -> int:
+    def raise_on(self, rank: int, message: Any = "boom", kind: type[BaseException] = KeyError) -> int:
         if self.rank == rank:
-            raise KeyError(message)
-        return self.rank
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def exit_on(self, rank: int) -> int:
-        if self.rank == rank:
-            raise SystemExit(3)
+            raise kind(message)
         return self.rank
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -321,7 +230,33 @@ class ModesWorker(Worker):
         return self.rank, values
 
 
-for _mesh in ("nope", *BROKEN_MESHES):
+def custom(dispatch_fn: Any, collect_fn: Any = collect_all_to_all) -> dict[str, Any]:
+    """A mode given as a dict, so that no registry is needed where the workers run."""
+    return {"dispatch_mode": {"dispatch_fn": dispatch_fn, "collect_fn": collect_fn}}
+
+
+SAYING: dict[str, dict[str, Any]] = {
+    "rank_zero": {"dispatch_mode": Dispatch.RANK_ZERO},
+    "one_to_all_rank_zero": {"dispatch_mode": Dispatch.ONE_TO_ALL, "execute_mode": Execute.RANK_ZERO},
+    "all_to_all": {},
+    "all_to_all_rank_zero": {"execute_mode": Execute.RANK_ZERO},
+    "one_to_one": {"dispatch_mode": Dispatch.ONE_TO_ONE},
+    "direct": {"dispatch_mode": Dispatch.DIRECT_ROLLOUT_METHOD},
+    "custom": custom(
+        lambda group, x: (([[x, rank] for rank in range(group.world_size)],), {}),
+        lambda group, outputs: list(outputs)[::-1],
+    ),
+    "custom_plan": custom(lambda group, x: CallPlan.of({group.world_size - 1: ((x,), {})})),
+    "custom_wrong": custom(lambda group, x: (([x] * (group.world_size + 1),), {})),
+    "custom_rank_zero": custom(lambda group, x: (([x, x],), {}), lambda group, output: {"rank zero": output})
+    | {"execute_mode": Execute.RANK_ZERO},
+}
+"""Methods that give back their rank and what they got, with how they are registered."""
+
+for _name, _options in SAYING.items():
+    setattr(ModesWorker, _name, register(**_options)(ModesWorker._said))
+
+for _mesh in ("pairs", "each", "nope", *BROKEN_MESHES):
     _over_mesh = register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(_mesh))
     setattr(ModesWorker, f"over_{_mesh}", _over_mesh(ModesWorker._marked))
 
@@ -387,30 +322,13 @@ class RoleA(Worker):
     def ask_sibling(self) -> Any:
         return self.get_fused_worker_by_name("a_b").c()
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    async def later(self, x: int) -> int:
-        return x + self.rank
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def raise_on(self, rank: int) -> None:
-        if self.rank == rank:
-            raise KeyError("boom")
-
-
-class RoleAB(Worker):
+class RoleAB(ModesWorker):
     """Role `a_b`, whose name begins like that of role `a`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._register_dispatch_collect_info("each", self.rank, True)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def c(self) -> str:
         return f"AB.c {self.rank}"
-
-    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("each"))
-    def rows(self, data: DataProto) -> DataProto:
-        return data
 
 
 _Fused: Any = create_colocated_worker_raw_cls({"a": RoleA, "a_b": RoleAB})
@@ -436,38 +354,24 @@ class OrderWorker(Worker):
         self.running: int = 0
         self.log: list[tuple[int, int]] = []
 
-    def _enter(self, number: int) -> None:
+    def _noted(self, value: Any, number: int) -> Any:
         self.running += 1
         self.log.append((number, self.running))
+        self.running -= 1
+        return value
 
-    async def _linger(self, number: int) -> None:
+    async def _noted_async(self, value: Any, number: int) -> Any:
+        self._noted(value, number)
+        self.running += 1
         # A loop that may run other calls meanwhile gets the chance to.
         await asyncio.sleep(0.002 if number % 8 == 0 else 0)
         self.running -= 1
+        return value
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def plain(self, number: int) -> int:
-        self._enter(number)
-        self.running -= 1
-        return number
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    async def asynchronous(self, number: int) -> int:
-        self._enter(number)
-        await self._linger(number)
-        return number
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def pass_on(self, data: DataProto, number: int) -> DataProto:
-        self._enter(number)
-        self.running -= 1
-        return data
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    async def pass_on_async(self, data: DataProto, number: int) -> DataProto:
-        self._enter(number)
-        await self._linger(number)
-        return data
+    plain = register(dispatch_mode=Dispatch.ONE_TO_ALL)(_noted)
+    asynchronous = register(dispatch_mode=Dispatch.ONE_TO_ALL)(_noted_async)
+    pass_on = register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)(_noted)
+    pass_on_async = register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)(_noted_async)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def take_log(self) -> list[tuple[int, int]]:
