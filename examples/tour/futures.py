@@ -24,7 +24,7 @@ with (
     LocalWorkerGroup(Judge, 3, concurrent=True) as judges,
 ):
     future = writers.write(DataProto.from_dict(tensors={"x": torch.arange(6)}))
-    print("at once:", type(future).__name__)
+    print("at once:", future)
     answer = judges.judge(future)
 
 print("\n  text  written by rank  judged by rank")
