@@ -20,8 +20,6 @@ from verl_dispatch.groups.group import WorkerGroup
 
 Group = WorkerGroup[Any, Any]
 Call = Callable[..., Any]
-Refusals = Mapping[type[Exception], Mapping[str, tuple[str, Call]]]
-"""Error -> what is refused with it -> what it says (a pattern), and the use of a group that asks for it."""
 
 KINDS = ("DataProto", "TensorDict", "DataProtoFuture")
 """The kinds of batches that every splitting mode takes."""
@@ -135,16 +133,6 @@ def later(method: Any, **options: Any) -> Call:
     """The method as one that does not wait for its answers, with these options."""
     made: Call = method.options(blocking=False, **options)
     return made
-
-
-def refused(table: Refusals) -> pytest.MarkDecorator:
-    """Runs a test with `error`, `told` and `use` of each line of the table."""
-    lines = [
-        pytest.param(error, told, use, id=what)
-        for error, found in table.items()
-        for what, (told, use) in found.items()
-    ]
-    return pytest.mark.parametrize(("error", "told", "use"), lines)
 
 
 @contextmanager

@@ -11,12 +11,10 @@ from verl_dispatch.conformance.backend import (
     Backend,
     Call,
     GroupCache,
-    Refusals,
     SharedGroups,
     as_kind,
     batch,
     ranks_of,
-    refused,
 )
 from verl_dispatch.conformance.workers import ModesWorker, ids_of
 from verl_dispatch.modes import Broadcast, Execute
@@ -168,7 +166,7 @@ def add(a: int, b: list[int]) -> Any:
 
 # --- What is no good argument is told before anything is sent: which, what was given, what to do ------------
 
-REFUSED: Refusals = {
+REFUSED: dict[type[Exception], dict[str, tuple[str, Call]]] = {
     TypeError: {
         "what is no batch, by its name": ("'more'", lambda group: group.rows(batch(4), more={"lr": 1e-6})),
         "too few arguments": ("one_to_all", lambda group: group.one_to_all()),
@@ -197,6 +195,7 @@ REFUSED: Refusals = {
         "an unknown method": ("one_to_al.*one_to_all", lambda group: group.one_to_al),
     },
 }
+"""Error -> what is refused with it -> what it says (a pattern), and the use of a group that asks for it."""
 
 
 class TestArguments(SharedGroups):
@@ -220,7 +219,10 @@ class TestArguments(SharedGroups):
         with pytest.raises(TypeError, match=r"argument 0 .*cannot be split"):
             group.bind(method)(given)
 
-    @refused(REFUSED)
-    def test_is_refused(self, group: Any, error: type[Exception], told: str, use: Call) -> None:
+    @pytest.mark.parametrize(
+        ("error", "what"), [(error, what) for error in REFUSED for what in REFUSED[error]]
+    )
+    def test_is_refused(self, group: Any, error: type[Exception], what: str) -> None:
+        told, use = REFUSED[error][what]
         with pytest.raises(error, match=told):
             use(group)

@@ -6,13 +6,16 @@ import pickle
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from verl_dispatch.errors import CollectiveError
 from verl_dispatch.workers.collectives import ProcessGroup, ReduceOp, cannot_meet
 from verl_dispatch.workers.torch_collectives import reduce_in_rank_order
+
+Step: TypeAlias = tuple[Hashable, ...]
+"""A collective by its name, and what all ranks must agree about."""
 
 
 class Rendezvous:
@@ -23,7 +26,7 @@ class Rendezvous:
         self._method = method
         self._condition = threading.Condition()
         self._waiting: dict[int, Any] = {}
-        self._step: Hashable = None
+        self._step: Step = ("nothing",)
         self._round = 0
         self._result: Any = None
         self._broken: str | None = None
@@ -31,7 +34,7 @@ class Rendezvous:
             rank: f"rank {rank} was not called" for rank in set(range(world_size)).difference(present)
         }
 
-    def exchange(self, rank: int, step: Hashable, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
+    def exchange(self, rank: int, step: Step, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
         """Wait for every rank to call this with an equal `step`; all get `combine(values in rank order)`.
 
         Raises:
@@ -58,17 +61,17 @@ class Rendezvous:
         with self._condition:
             self._gone[rank] = f"rank {rank} {how}"
             if self._waiting:
-                self._break(f"{_name(self._step)} in '{self._method}' cannot be finished: {self._gone[rank]}")
+                self._break(f"{self._step[0]} in '{self._method}' cannot be finished: {self._gone[rank]}")
 
     def abort(self, reason: str) -> None:
         """End every wait, now and later."""
         with self._condition:
             self._break(f"'{self._method}' was given up: {reason}")
 
-    def _check(self, rank: int, step: Hashable) -> None:
+    def _check(self, rank: int, step: Step) -> None:
         if self._broken is None and self._gone:
             gone = "; ".join(self._gone[other] for other in sorted(self._gone))
-            self._break(f"{_name(step)} in '{self._method}' cannot be finished: {gone}")
+            self._break(f"{step[0]} in '{self._method}' cannot be finished: {gone}")
         if self._broken is None and self._waiting and step != self._step:
             others = ", ".join(str(other) for other in sorted(self._waiting))
             self._break(
@@ -82,7 +85,7 @@ class Rendezvous:
         try:
             self._result = combine([self._waiting[rank] for rank in range(self._world_size)])
         except Exception as error:
-            self._break(f"{_name(self._step)} in '{self._method}' failed: {error}")
+            self._break(f"{self._step[0]} in '{self._method}' failed: {error}")
             return
         self._waiting = {}
         self._round += 1
@@ -113,10 +116,10 @@ class LocalProcessGroup(ProcessGroup):
         super().__init__(rank, world_size)
         self._seat = seat
 
-    def _meet(self, step: tuple[Hashable, ...], value: Any, combine: Callable[[list[Any]], Any]) -> Any:
+    def _meet(self, step: Step, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
         rendezvous = self._seat.rendezvous
         if rendezvous is None:
-            raise cannot_meet(self.rank, _name(step), self._seat.lonely)
+            raise cannot_meet(self.rank, str(step[0]), self._seat.lonely)
         return rendezvous.exchange(self.rank, step, value, combine)
 
     def _all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> None:
@@ -148,7 +151,3 @@ def _form(tensor: torch.Tensor) -> tuple[Hashable, ...]:
 
 def _cloned(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor.clone() for tensor in tensors]
-
-
-def _name(step: Hashable) -> str:
-    return str(step[0]) if isinstance(step, tuple) else str(step)

@@ -18,7 +18,7 @@ from verl_protocol import DataProto, DataProtoFuture
 from verl_protocol.columns.objects import fill_objects
 from verl_protocol.columns.reading import InProcessStore, Stored
 from verl_protocol.columns.walk import deep_copy
-from verl_protocol.futures.parts import Deadline, values_of, wait_async
+from verl_protocol.futures.parts import Deadline, wait_async, wait_for
 from verl_protocol.kinds import is_jagged, is_tensordict, is_unbatched
 from verl_protocol.wire import dumps, loads
 
@@ -202,7 +202,7 @@ class _PrivatePart:
         self._part = part
 
     def result(self, timeout: float | None = None) -> Any:
-        return private_copy(values_of([self._part], Deadline(timeout))[0])
+        return private_copy(wait_for(self._part, Deadline(timeout)))
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._awaited().__await__()

@@ -160,7 +160,7 @@ class ThreadEngine:
             if self._closed is None:
                 self._open.add(call)
                 for each in call.plan.calls:
-                    self._threads[each.rank].put((call, each, rendezvous, run))
+                    self._threads[each.rank].jobs.put((call, each, rendezvous, run))
                 return
         call.cut_off(self._closed)
 
@@ -179,21 +179,17 @@ class ThreadEngine:
 
 
 class RankThread:
-    """One rank and the thread that everything of it runs in."""
+    """One rank and the thread that everything of it runs in, one of `jobs` after the other."""
 
     def __init__(self, info: RankInfo, name: str) -> None:
         self._seat = Seat()
         self.rank: LocalRank = LocalRank(info, self._seat, sets_environment=False)
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self.jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._current: Job | None = None
         self._stopped: str | None = None
         # A rank that never comes back must not keep the program from ending.
         self._thread = threading.Thread(target=self._work, name=f"{name}-rank-{info.rank}", daemon=True)
         self._thread.start()
-
-    def put(self, job: Job) -> None:
-        """Run a job after those put before it."""
-        self._jobs.put(job)
 
     def stop(self, reason: str) -> None:
         """Fail the job that runs and those that wait, and end the thread as soon as it is free."""
@@ -201,7 +197,7 @@ class RankThread:
         current = self._current
         if current is not None:
             current[2].abort(reason)
-        self._jobs.put(None)
+        self.jobs.put(None)
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread, unless it is the one that asks."""
@@ -209,7 +205,7 @@ class RankThread:
             self._thread.join(timeout_s)
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self.jobs.get()) is not None:
             self._current = job
             self._do(*job)
             self._current = None

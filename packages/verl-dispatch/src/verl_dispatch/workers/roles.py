@@ -110,11 +110,6 @@ class ColocatedWorker(Worker):
         """Call one role's method; an async method gives its coroutine."""
         return self.role_method(role, method)(*args, **kwargs)
 
-    async def call_role_async(self, role: str, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Call one role's method and wait for its value, whether the method is async or not."""
-        value = self.call_role(role, method, *args, **kwargs)
-        return await value if inspect.isawaitable(value) else value
-
 
 def roles_of(cls: type) -> Mapping[str, type]:
     """The class of each role; empty for a class that is no several roles in one."""
@@ -156,10 +151,9 @@ def create_colocated_worker_raw_cls(
 
 def has_async_methods(cls: type) -> bool:
     """Whether the class, or a role of a colocated class, defines an async method."""
-    classes = cls.raw_cls_dict.values() if issubclass(cls, ColocatedWorker) and cls.raw_cls_dict else [cls]
     return any(
         inspect.iscoroutinefunction(member)
-        for each in classes
+        for each in roles_of(cls).values() or [cls]
         for name, member in inspect.getmembers(each, inspect.isfunction)
         if not name.startswith("__")
     )

@@ -59,12 +59,6 @@ class _Place:
                 self.make_process_group = site.make_process_group
         return self.rank_info
 
-    def known_process_group(self) -> ProcessGroup:
-        if self.process_group is None:
-            info = self.known_rank_info()
-            self.process_group = self.make_process_group(info)
-        return self.process_group
-
     def add_meshes(self, dp_ranks: Mapping[str, SupportsIndex], collects: Mapping[str, object]) -> None:
         """Registers these meshes, or none of them if one is refused."""
         if not dp_ranks or set(dp_ranks) != set(collects):
@@ -159,7 +153,10 @@ class Worker:
         nccl on GPU). In an in-process group it is a rendezvous of threads; where ranks run one by one
         a collective raises.
         """
-        return self.__place.known_process_group()
+        place, info = self.__place, self.__place.known_rank_info()
+        if place.process_group is None:
+            place.process_group = place.make_process_group(info)
+        return place.process_group
 
     def get_master_addr_port(self) -> tuple[str | None, str | None]:
         """The address and port where the ranks of this group meet for torch.distributed."""
@@ -217,10 +214,7 @@ class Worker:
         """Whether this worker answers for its data-parallel rank in a mesh."""
         return self.__place.mesh(mesh_name)[1]
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def query_collect_info(self, mesh_name: str) -> bool:
-        """Whether this worker answers for its data-parallel rank in a mesh."""
-        return self.__place.mesh(mesh_name)[1]
+    query_collect_info = _query_collect_info
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def get_dispatch_collect(self) -> dict[str, dict[str, Any]]:
