@@ -59,7 +59,7 @@ COLUMNS = {
 def changed_both_ways(here: Any, there: Any, choice: random.Random) -> tuple[Any, Any]:
     """The same operation on a column that is here and on one that is not."""
     count = ops.num_rows(here)
-    operation = choice.choice(["index", "range", "concat", "mixed", "repeat", "trim"])
+    operation = choice.choice(["index", "range", "concat", "mixed", "trim"])
     if operation == "index":
         index = torch.tensor([choice.randrange(count) for _ in range(6)] if count else [], dtype=torch.int64)
         return ops.take(here, index), there.take(index)
@@ -67,9 +67,6 @@ def changed_both_ways(here: Any, there: Any, choice: random.Random) -> tuple[Any
         ends = choice.choice([None, 1, -3]), choice.choice([None, 4, -1]), choice.choice([1, 1, 2, -1])
         rows = range(*slice(*ends).indices(count))
         return ops.take(here, rows), there.take(rows)
-    if operation == "repeat":
-        times, interleave = choice.randint(0, 3), choice.random() < 0.5
-        return ops.repeat(here, times, interleave), there.repeat(times, interleave)
     if operation == "trim":
         return here, there.trimmed()
     cut = choice.randint(0, count)

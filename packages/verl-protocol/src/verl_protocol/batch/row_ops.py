@@ -97,8 +97,8 @@ class BatchRows(BatchPadding):
         """
         times = whole_number("repeat_times", repeat_times, 0)
         interleave, copy_objects = flag("interleave", interleave), flag("copy_objects", copy_objects)
-        count = self._row_count() * times
-        repeated = self._map_rows(lambda columns: ops.repeat_all(columns, times, interleave), count)
+        rows = torch.arange(self._row_count())
+        repeated = self._take(rows.repeat_interleave(times) if interleave else rows.repeat(times))
         if copy_objects:
             for column in repeated.non_tensor_batch.values():
                 _copy_objects(column)
@@ -133,7 +133,7 @@ class BatchRows(BatchPadding):
         def unfold(columns: Mapping[str, Any]) -> dict[str, Any]:
             kept = {key: column for key, column in columns.items() if key not in split}
             cut = {key: _cut(key, columns[key], n_split) for key in columns if key in split}
-            repeated = ops.repeat_all(kept, n_split)
+            repeated = ops.take_all(kept, torch.arange(count).repeat_interleave(n_split))
             return {key: cut[key] if key in cut else repeated[key] for key in columns}
 
         return self._map_rows(unfold, count * n_split)

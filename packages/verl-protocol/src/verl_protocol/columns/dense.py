@@ -97,21 +97,6 @@ def concat_dense(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
     return of_dtype(torch.cat(parts, dim, out=out), tensors[0].dtype)
 
 
-def repeat_dense(tensor: torch.Tensor, times: int, interleave: bool) -> torch.Tensor:
-    """Every row `times` times: `a a b b` (interleave) or `a b a b`; always a copy."""
-    plain = as_plain(tensor)
-    rows, width = plain.shape[0], plain.shape[1:]
-    shape = (rows, times, *width) if interleave else (times, rows, *width)
-    spread = plain.unsqueeze(1 if interleave else 0).expand(shape)
-    if _suits_one_thread([tensor], shape):
-        bits = same_bits(tensor)
-        copied = np.broadcast_to(bits[:, None] if interleave else bits[None], shape).copy()
-        return _of_bits(copied.reshape(rows * times, *width), tensor.dtype)
-    out = large_result(plain, shape)
-    made = spread.clone(memory_format=torch.contiguous_format) if out is None else out.copy_(spread)
-    return of_dtype(made.view(rows * times, *width), tensor.dtype)
-
-
 def _of_bits(array: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
     return of_dtype(torch.from_numpy(array), dtype)
 

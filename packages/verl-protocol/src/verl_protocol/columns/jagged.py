@@ -206,13 +206,6 @@ def compact_parts(tensor: torch.Tensor) -> JaggedParts:
     return parts._replace(values=values, offsets=parts.offsets - first if first else parts.offsets)
 
 
-def repeat_jagged(tensor: torch.Tensor, times: int, interleave: bool) -> torch.Tensor:
-    """Every row `times` times: side by side (`interleave`) or the whole tensor over and over."""
-    every_row = torch.arange(num_jagged_rows(tensor))
-    index = every_row.repeat_interleave(times) if interleave else every_row.repeat(times)
-    return take_jagged(tensor, index)
-
-
 def with_offsets_of(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
     """The same rows over the very offsets of `model`, so that torch sees that the two have equal shapes."""
     like, own = jagged_parts(model), jagged_parts(tensor)

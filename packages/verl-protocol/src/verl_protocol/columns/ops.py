@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from verl_protocol.columns import dense, jagged, objects
 from verl_protocol.columns.index import RowIndex
@@ -95,25 +94,6 @@ def _take_remote(column: RemoteColumn, index: RowIndex) -> RemoteColumn:
     return taken
 
 
-def repeat(column: Any, times: int, interleave: bool = True) -> Any:
-    """Every row `times` times: `a a b b` (interleave) or `a b a b`."""
-    if isinstance(column, torch.Tensor):
-        if column.is_nested:
-            return jagged.repeat_jagged(column, times, interleave)
-        return dense.repeat_dense(column, times, interleave)
-    if isinstance(column, np.ndarray):
-        return column[_repeated_rows(len(column), times, interleave)]
-    if isinstance(column, RemoteColumn):
-        return column.repeat(times, interleave)
-    count = num_rows(column) * times
-    return objects.map_rows(column, count, lambda part: repeat(part, times, interleave))
-
-
-def _repeated_rows(num_rows: int, times: int, interleave: bool) -> NDArray[np.int64]:
-    every_row = np.arange(num_rows)
-    return every_row.repeat(times) if interleave else np.tile(every_row, times)
-
-
 def concat(columns: Sequence[Any]) -> Any:
     """The rows of all columns, which are of one kind and row shape, one after the other."""
     first = columns[0]
@@ -130,12 +110,6 @@ def concat(columns: Sequence[Any]) -> Any:
 def take_all(columns: Mapping[str, C], index: RowIndex) -> dict[str, C]:
     """`take` on every column; columns that share their offsets still do."""
     return keep_shared(sharing(columns), {key: take(column, index) for key, column in columns.items()})
-
-
-def repeat_all(columns: Mapping[str, C], times: int, interleave: bool = True) -> dict[str, C]:
-    """`repeat` on every column; columns that share their offsets still do."""
-    repeated = {key: repeat(column, times, interleave) for key, column in columns.items()}
-    return keep_shared(sharing(columns), repeated)
 
 
 def split_all(columns: Mapping[str, C], sizes: Sequence[int]) -> list[dict[str, C]]:

@@ -203,11 +203,6 @@ class RemoteColumn:
         """Other rows of the same pieces."""
         return RemoteColumn(self.form, self.pieces, rows, self.starts)
 
-    def repeat(self, times: int, interleave: bool) -> RemoteColumn:
-        """Every row `times` times: `a a b b` (interleave) or `a b a b`."""
-        rows = np.asarray(self.rows, np.int64)
-        return self._having(rows.repeat(times) if interleave else np.tile(rows, times))
-
     def trimmed(self) -> RemoteColumn:
         """The same rows with only those pieces that they lie in, which is all that a reader has to know."""
         starts, used = self.starts, _owners(self.rows, self.starts)
