@@ -15,12 +15,10 @@ import torch
 
 from verl_protocol.arguments import flag, whole_number
 from verl_protocol.batch.state import BatchState, check_batch
-from verl_protocol.columns import dense, jagged, objects, ops
+from verl_protocol.columns import objects, ops
 from verl_protocol.columns.checks import check_disjoint
-from verl_protocol.columns.reading import empty_of
-from verl_protocol.columns.remote import RemoteColumn
+from verl_protocol.columns.remote import RemoteColumn, form_of, zero_rows
 from verl_protocol.errors import InvalidValueError, counted, short
-from verl_protocol.kinds import is_jagged
 
 PadPolicy = Literal["repeat", "last", "zeros"]
 """Where pad rows come from: the rows from the start over and over, the last row, or zeros.
@@ -149,25 +147,14 @@ def _with_pad_rows(data: B, count: int, pad_size: int, policy: PadPolicy) -> B:
 
 
 def _with_zero_rows(columns: Mapping[str, Any], pad_size: int) -> dict[str, Any]:
-    zeros = {key: zero_rows(column, pad_size) for key, column in columns.items()}
+    zeros = {key: _zero_rows(column, pad_size) for key, column in columns.items()}
     return ops.concat_all([columns, ops.keep_shared(ops.sharing(columns), zeros)])
 
 
-def zero_rows(column: Any, num_rows: int) -> Any:
-    """Rows of zeros like those of `column`; None for objects, empty rows for jagged columns."""
-    if isinstance(column, RemoteColumn):
-        return zero_rows(empty_of(column.form), num_rows)
-    if is_jagged(column):
-        parts = jagged.jagged_parts(column)
-        empty = parts.values.narrow(parts.dim - 1, 0, 0)
-        return jagged.build_jagged(empty, parts.offsets.new_zeros(num_rows + 1), parts.dim)
-    if isinstance(column, torch.Tensor):
-        plain = dense.as_plain(column)
-        return dense.of_dtype(plain.new_zeros((num_rows, *plain.shape[1:])), column.dtype)
-    if isinstance(column, np.ndarray):
-        shape = (num_rows, *column.shape[1:])
-        return np.full(shape, None) if column.dtype == object else np.zeros(shape, column.dtype)
-    return objects.map_rows(column, num_rows, lambda part: zero_rows(part, num_rows))
+def _zero_rows(column: Any, num_rows: int) -> Any:
+    if isinstance(column, (torch.Tensor, np.ndarray, RemoteColumn)):
+        return zero_rows(form_of(column), num_rows)
+    return objects.map_rows(column, num_rows, lambda part: _zero_rows(part, num_rows))
 
 
 def unpad_dataproto(data: B, pad_size: SupportsIndex) -> B:

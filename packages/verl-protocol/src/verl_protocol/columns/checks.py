@@ -36,8 +36,8 @@ def checked_dict(argument: str, given: Any) -> Mapping[str, Any]:
     """
     if given is None:
         return {}
-    check_keys(mapping(argument, given))
-    checked: Mapping[str, Any] = given
+    checked = mapping(argument, given)
+    check_keys(checked)
     return checked
 
 
@@ -332,7 +332,7 @@ def _facts(column: Any, padded: bool = False) -> dict[str, Any]:
         return {"type": "nested TensorDict", "keys": keys, "batch dims": column.batch_size[1:]}
     if not isinstance(column, (np.ndarray, torch.Tensor, RemoteColumn)):
         return {"type": type(column).__name__}
-    form = column.form if isinstance(column, RemoteColumn) else form_of(column)
+    form = form_of(column)
     shape = tuple("*" if size is None or padded else size for size in form.row_shape)
     if form.kind == "array":
         return {"type": "array", "kind": form.dtype.kind, "row shape": shape}

@@ -63,27 +63,17 @@ def normalise_index(index: IndexLike, num_rows: int) -> RowIndex:
     tensor([2, 0])
     """
     if isinstance(index, slice):
-        return range(*_slice_limits(index, num_rows))
+        try:
+            return range(*index.indices(num_rows))
+        except (TypeError, ValueError):
+            reason = "the ends of a slice must be whole numbers, and its step other than 0"
+            raise InvalidIndexError(index, reason) from None
     if isinstance(index, range):
         return _normalise_range(index, num_rows)
     rows = _as_vector(index)
     if rows.dtype == torch.bool:
         return _rows_of_mask(rows, num_rows)
-    return _checked(rows.to(torch.int64), num_rows)
-
-
-def _slice_limits(index: slice, num_rows: int) -> tuple[int, int, int]:
-    parts = [None if part is None else _whole(part) for part in (index.start, index.stop, index.step)]
-    if parts[2] == 0:
-        raise InvalidIndexError(index, "a slice needs a step other than 0")
-    return slice(*parts).indices(num_rows)
-
-
-def _whole(part: Any) -> int:
-    try:
-        return operator.index(part)
-    except TypeError:
-        raise InvalidIndexError(part, "the ends of a slice must be whole numbers") from None
+    return _checked(rows, num_rows)
 
 
 def _normalise_range(index: range, num_rows: int) -> RowIndex:
@@ -100,23 +90,30 @@ def _normalise_range(index: range, num_rows: int) -> RowIndex:
 
 
 def _as_vector(index: Any) -> torch.Tensor:
-    if isinstance(index, torch.Tensor) and index.dtype != torch.uint64:
-        return _checked_kind(index.detach().cpu(), index)
+    """Rows as they were named, as int64, or a mask."""
     array = _as_array(index)
     if array.dtype == object:
         array = _array_of(array.tolist())
+    if array.ndim != 1:
+        raise InvalidIndexError(index, f"it has {array.ndim} dimensions, not 1")
+    if array.dtype == bool:
+        return torch.tensor(array)
+    if array.size and array.dtype.kind not in "iu":
+        raise _no_rows(index, array.dtype)
     if array.dtype.kind == "u":
         # Beyond the largest int64 a number would become negative, and so a row from the end.
-        array = np.minimum(array.astype(np.uint64), np.uint64(_LARGEST)).astype(np.int64)
-    if array.size == 0 and array.ndim == 1 and array.dtype != bool:
-        array = array.astype(np.int64)
-    if array.dtype.kind not in "ib":
-        raise InvalidIndexError(index, f"{array.dtype} is neither whole numbers nor bools")
-    return _checked_kind(torch.from_numpy(np.ascontiguousarray(array)), index)
+        array = np.minimum(array.astype(np.uint64), np.uint64(_LARGEST))
+    return torch.tensor(array.astype(np.int64))
+
+
+def _no_rows(index: object, dtype: object) -> InvalidIndexError:
+    return InvalidIndexError(index, f"{dtype} is neither whole numbers nor bools")
 
 
 def _as_array(index: Any) -> NDArray[Any]:
     if isinstance(index, torch.Tensor):
+        if index.is_floating_point() or index.is_complex():
+            raise _no_rows(index, index.dtype)
         found: NDArray[Any] = index.detach().cpu().numpy()
         return found
     if isinstance(index, np.ndarray):
@@ -146,14 +143,6 @@ def _array_of(items: list[Any]) -> NDArray[Any]:
 
 def _is_bool_tensor(item: object) -> bool:
     return isinstance(item, torch.Tensor) and item.dtype == torch.bool
-
-
-def _checked_kind(rows: torch.Tensor, given: object) -> torch.Tensor:
-    if rows.ndim != 1:
-        raise InvalidIndexError(given, f"it has {rows.ndim} dimensions, not 1")
-    if rows.is_floating_point() or rows.is_complex():
-        raise InvalidIndexError(given, f"{rows.dtype} is neither whole numbers nor bools")
-    return rows
 
 
 def _rows_of_mask(mask: torch.Tensor, num_rows: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from verl_protocol.columns.dense import concat_dense, gather, numpy_reads, of_dtype, same_bits
-from verl_protocol.errors import ColumnError, SchemaError
+from verl_protocol.errors import ColumnError
 
 
 class JaggedParts(NamedTuple):
@@ -187,9 +187,6 @@ def concat_jagged(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The rows of all tensors, one after the other; all have the same ragged dimension."""
     parts = [compact_parts(tensor) for tensor in tensors]
     dim = parts[0].dim
-    if any(part.dim != dim for part in parts):
-        dims = [part.dim for part in parts]
-        raise SchemaError(f"cannot concatenate jagged tensors with ragged dims {dims}")
     values = concat_dense([part.values for part in parts], dim - 1)
     lengths = torch.cat([part.offsets.diff() for part in parts]).to(parts[0].offsets.dtype)
     return build_jagged(values, offsets_of(lengths), dim)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_protocol.columns import jagged, ops
-from verl_protocol.columns.remote import ColumnForm, Piece, RemoteColumn, Store, same_rows
+from verl_protocol.columns import ops
+from verl_protocol.columns.remote import Piece, RemoteColumn, Store, same_rows, zero_rows
 
 
 class Stored:
@@ -143,7 +143,7 @@ def _assembled(
     """The rows of columns that lie side by side, in memory that nobody else has."""
     model = next(iter(columns.values()))
     if not len(model):
-        return {key: empty_of(column.form) for key, column in columns.items()}
+        return {key: zero_rows(column.form, 0) for key, column in columns.items()}
     parts = [
         {key: _rows_of(column.pieces[place], fetched) for key, column in columns.items()}
         for place in range(len(model.pieces))
@@ -165,18 +165,6 @@ def _assembled(
 
 def _rows_of(piece: Piece, fetched: Mapping[Any, Mapping[str, Any]]) -> Any:
     return piece.ref if piece.store is None else fetched[piece.ref][piece.key]
-
-
-def empty_of(form: ColumnForm) -> Any:
-    """A column of this form without rows."""
-    sizes = [size or 0 for size in form.row_shape]
-    if form.kind == "array":
-        return np.empty((0, *sizes), dtype=form.dtype)
-    if form.kind == "dense":
-        return torch.empty((0, *sizes), dtype=form.dtype, device=form.device)
-    dim = form.row_shape.index(None) + 1
-    values = torch.empty(sizes, dtype=form.dtype, device=form.device)
-    return jagged.build_jagged(values, jagged.offsets_of(torch.empty(0, dtype=torch.int64)), dim)
 
 
 class ColumnsOnDemand(dict[str, Any]):

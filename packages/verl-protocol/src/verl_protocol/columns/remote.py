@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from verl_protocol.columns.dense import as_plain
 from verl_protocol.columns.index import RowIndex
-from verl_protocol.columns.jagged import ragged_dim
+from verl_protocol.columns.jagged import build_jagged, ragged_dim
 from verl_protocol.errors import counted
 from verl_protocol.kinds import is_jagged
 
@@ -69,7 +70,9 @@ class ColumnForm(NamedTuple):
 
 
 def form_of(column: Any) -> ColumnForm:
-    """The form of a column that is here."""
+    """The form of a tensor, an array or a remote column."""
+    if isinstance(column, RemoteColumn):
+        return column.form
     if isinstance(column, np.ndarray):
         return ColumnForm("array", column.dtype, column.shape[1:])
     if not is_jagged(column):
@@ -77,6 +80,20 @@ def form_of(column: Any) -> ColumnForm:
     ragged = ragged_dim(column)
     sizes = tuple(None if dim == ragged else size for dim, size in enumerate(column.shape))
     return ColumnForm("jagged", column.dtype, sizes[1:], column.device)
+
+
+def zero_rows(form: ColumnForm, num_rows: int) -> Any:
+    """A column of this form whose rows are zeros: None for objects, and without entries where jagged."""
+    shape = (num_rows, *(size or 0 for size in form.row_shape))
+    if form.kind == "array":
+        return np.full(shape, None) if form.dtype == object else np.zeros(shape, form.dtype)
+    if form.kind == "jagged":
+        values = torch.empty(shape[1:], dtype=form.dtype, device=form.device)
+        offsets = torch.zeros(num_rows + 1, dtype=torch.int64, device=form.device)
+        return build_jagged(values, offsets, form.row_shape.index(None) + 1)
+    made = torch.empty(shape, dtype=form.dtype, device=form.device)
+    as_plain(made).zero_()
+    return made
 
 
 class Origin(NamedTuple):
