@@ -96,11 +96,8 @@ def _column(key: str, value: Any) -> Any:
     if isinstance(value, torch.Tensor) or is_tensordict(value):
         checks.check_has_rows(key, value)
         return value
-    if isinstance(value, np.ndarray) and value.ndim:
-        return objects.object_column(value.tolist()) if value.ndim == 1 else value
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise checks.no_column(key, value, "a column is a tensor, or a list with one entry per row")
-    return objects.object_column(value)
+    column = checks.array_column(key, value)
+    return objects.object_column(column.tolist()) if column.ndim == 1 else column
 
 
 def _set_column(tensordict: TensorDict, key: str, column: Any) -> None:
@@ -202,13 +199,12 @@ def _like(tensordict: TensorDict, entries: Mapping[str, Any]) -> TensorDict:
 
 
 def _holds(tensordict: TensorDict, key: Any) -> bool:
-    return key in tensordict.keys(include_nested=isinstance(key, tuple))
+    return key in tensordict.keys(include_nested=True)
 
 
 def _known(tensordict: TensorDict, keys: Iterable[str]) -> list[str]:
     wanted = checks.key_list(keys)
-    if missing := [key for key in wanted if not _holds(tensordict, key)]:
-        raise errors.UnknownKeyError(missing, "entry", dict.fromkeys(map(str, tensordict.keys())))
+    checks.check_known(wanted, "entry", tensordict.keys(include_nested=True))
     return wanted
 
 
@@ -254,7 +250,7 @@ def concat_tensordict(data: Sequence[TensorDict]) -> TensorDict:
         batch.meta_info = {}
     whole = DataProto.concat(batches)
     whole.meta_info = first_meta
-    return convert.tensordict_of(whole, next(part for part in parts if convert.has_rows(part)))
+    return convert.tensordict_of(whole, next(filter(convert.has_rows, parts)))
 
 
 def concat_tensordict_with_none_bsz(data: Sequence[TensorDict]) -> TensorDict:
@@ -397,8 +393,8 @@ def list_of_dict_to_tensordict(
 def _column_of(key: str, values: list[Any], ragged: Collection[str] | None) -> Any:
     if not any(isinstance(value, torch.Tensor) for value in values):
         return checks.column_of(values)
-    convert.check_all_tensors(key, values)
-    is_ragged = key in ragged if ragged is not None else values[0].ndim > 0
+    first = values[0]
+    is_ragged = key in ragged if ragged is not None else isinstance(first, torch.Tensor) and first.ndim > 0
     return checks.column_of_tensors(key, values, "last" if is_ragged else None)
 
 

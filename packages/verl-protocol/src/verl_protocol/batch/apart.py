@@ -50,9 +50,7 @@ def set_apart(batch: S, large_bytes: int = LARGE_BYTES) -> tuple[S, list[dict[st
         for key in group:
             piece = Piece(_UNBOUND, number, key, batch._row_count(), sizes[key])
             held[key] = RemoteColumn(form_of(objects[number][key])._replace(device=_CPU), [piece])
-    if not objects:
-        return batch, []
-    return batch._with(held, batch._row_count(), batch.non_tensor_batch), objects
+    return (batch._with_tensors(held) if objects else batch), objects
 
 
 def bound(batch: S, store: Store, refs: Sequence[Any], origin: Origin | None = None) -> S:
@@ -61,7 +59,7 @@ def bound(batch: S, store: Store, refs: Sequence[Any], origin: Origin | None = N
         key: _bound(column, store, refs, origin) if isinstance(column, RemoteColumn) else column
         for key, column in batch._held().items()
     }
-    return batch._with(columns if batch._has_batch() else None, batch._row_count(), batch.non_tensor_batch)
+    return batch._with_tensors(columns)
 
 
 def stored(batch: S, store: Store, origin: Origin | None = None) -> S:

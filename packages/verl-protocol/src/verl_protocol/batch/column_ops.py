@@ -85,9 +85,8 @@ class BatchColumns(BatchRows):
         Raises:
             ColumnsLost: rows that are no longer there.
         """
-        return self._with(
-            self._columns() if self._has_batch() else None, self._checked_rows(), dict(self.non_tensor_batch)
-        )
+        self._checked_rows()
+        return self._with_tensors(self._columns())
 
     def compact(self) -> Self:
         """A batch in which no remote column keeps rows in the store of which it has only few.
@@ -103,11 +102,8 @@ class BatchColumns(BatchRows):
             key: column.trimmed() for key, column in held.items() if isinstance(column, RemoteColumn)
         }
         sparse = {key: held[key] for key, column in kept.items() if column.is_sparse}
-        return self._with(
-            {**held, **kept, **read_all(sparse)} if self._has_batch() else None,
-            self._checked_rows(),
-            dict(self.non_tensor_batch),
-        )
+        self._checked_rows()
+        return self._with_tensors({**held, **kept, **read_all(sparse)})
 
     def column(self, key: str) -> NDArray[Any]:
         """The non-tensor column `key`.
@@ -158,7 +154,7 @@ class BatchColumns(BatchRows):
         tensors = _chosen(self._held(), batch_keys, TENSOR, missing_ok)
         arrays = _chosen(self.non_tensor_batch, non_tensor_batch_keys, NON_TENSOR, missing_ok)
         infos = _chosen(self.meta_info, meta_info_keys, META, missing_ok)
-        chosen = self._with(tensors if self._has_batch() else None, self._checked_rows(), arrays, infos)
+        chosen = self._with(tensors, self._checked_rows(), arrays, infos)
         return copy.deepcopy(chosen) if deepcopy else chosen
 
     def pop(
@@ -172,7 +168,7 @@ class BatchColumns(BatchRows):
         tensors = pick(self._held(), batch_keys, TENSOR)
         arrays = pick(self.non_tensor_batch, non_tensor_batch_keys, NON_TENSOR)
         infos = pick(self.meta_info, meta_info_keys, META)
-        taken = self._with(tensors if tensors else None, self._checked_rows(), arrays, infos)
+        taken = self._with(tensors or None, self._checked_rows(), arrays, infos)
         rest = (without(self._held(), tensors), without(self.non_tensor_batch, arrays))
         self._replace(*rest, without(self.meta_info, infos), self._row_count())
         return taken

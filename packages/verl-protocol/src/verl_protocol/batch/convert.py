@@ -14,7 +14,7 @@ from verl_protocol.arguments import mapping
 from verl_protocol.batch.metadata import copy_meta
 from verl_protocol.columns import checks, jagged, objects
 from verl_protocol.columns.equality import equal
-from verl_protocol.errors import ColumnError, InvalidTypeError, InvalidValueError, KeyConflictError, short
+from verl_protocol.errors import InvalidTypeError, InvalidValueError, KeyConflictError
 from verl_protocol.kinds import is_jagged, is_unbatched
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ Ragged: TypeAlias = Collection[str] | Mapping[str, int]
 """Keys of columns ragged in their last dimension, or the ragged dimension of each (1 is a row's first)."""
 
 RaggedDim: TypeAlias = "int | Literal['last'] | None"
-
-_ABSENT = object()
 
 
 def list_of_dict_to_dict_of_list(list_of_dict: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -59,17 +57,12 @@ def columns_from_rows(
     dims: dict[str, RaggedDim] = {}
     dims |= ragged if isinstance(ragged, Mapping) else dict.fromkeys(checks.key_list(ragged), "last")
     keys = dict.fromkeys(key for row in [*rows, fill] for key in row) if rows else {}
-    held = {key: [row.get(key, fill.get(key, _ABSENT)) for row in rows] for key in keys}
+    held = {key: [row.get(key, fill.get(key)) for row in rows] for key in keys}
     is_tensor = {key: any(isinstance(value, torch.Tensor) for value in held[key]) for key in keys}
     if objects := [key for key in dims if key in keys and not is_tensor[key]]:
         raise checks.no_column(objects[0], held[objects[0]][0], "only rows that are tensors can be ragged")
-    tensors = {key: _tensor_of(key, held[key], dims.get(key)) for key in keys if is_tensor[key]}
-    arrays = {
-        key: checks.column_of([None if value is _ABSENT else value for value in held[key]])
-        for key in keys
-        if not is_tensor[key]
-    }
-    return tensors, arrays
+    tensors = {key: checks.column_of_tensors(key, held[key], dims.get(key)) for key in keys if is_tensor[key]}
+    return tensors, {key: checks.column_of(held[key]) for key in keys if not is_tensor[key]}
 
 
 def row_list(rows: Any) -> list[Mapping[str, Any]]:
@@ -84,25 +77,6 @@ def row_list(rows: Any) -> list[Mapping[str, Any]]:
     for place, row in enumerate(listed):
         checks.check_keys(mapping(f"rows[{place}]", row))
     return listed
-
-
-def _tensor_of(key: str, values: Sequence[Any], dim: RaggedDim) -> torch.Tensor:
-    check_all_tensors(key, [None if value is _ABSENT else value for value in values])
-    return checks.column_of_tensors(key, values, dim)
-
-
-def check_all_tensors(key: str, values: Sequence[Any]) -> None:
-    """Check that every row has a tensor for a column of tensors.
-
-    Raises:
-        ColumnError: one has none.
-    """
-    for row, value in enumerate(values):
-        if not isinstance(value, torch.Tensor):
-            raise ColumnError(
-                f"row {row} has no tensor for {key!r} (got {short(value)}); give one for all such rows with "
-                f"fill={{{key!r}: tensor}}"
-            )
 
 
 def row_of(column: Any, row: int) -> Any:

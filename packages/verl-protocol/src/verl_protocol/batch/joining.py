@@ -66,8 +66,7 @@ class BatchJoining(BatchColumns):
         checks.check_schema(arrays, "non-tensor columns")
         meta = merge_meta([part.meta_info for part in parts], merge)
         non_tensors = ops.concat_all([columns for _, columns in arrays])
-        has_batch = [part for _, part in full if part._has_batch()]
-        made = full[0][1]._with(tensors if has_batch else None, sum(counts), non_tensors, meta)
+        made = full[0][1]._with(tensors, sum(counts), non_tensors, meta)
         if [part for part in parts if part._auto_padding]:
             made._auto_padding = True
         if [part for part in parts if part._pad_mask is not None]:

@@ -367,6 +367,6 @@ def _reshape_rows(data: B, num_rows: int, shape: Callable[[str, Any], tuple[int,
             raise errors.ColumnError(f"column {key!r}: only dense tensors and arrays can be regrouped")
     tensors = {key: column.reshape(shape(key, column)) for key, column in data._columns().items()}
     arrays = {key: column.reshape(shape(key, column)) for key, column in data.non_tensor_batch.items()}
-    folded = data._with(tensors if data._has_batch() else None, num_rows, arrays)
+    folded = data._with(tensors, num_rows, arrays)
     folded._pad_mask = None
     return folded

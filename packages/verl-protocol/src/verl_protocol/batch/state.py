@@ -203,7 +203,7 @@ class BatchState(Composite):
         """A batch of the same class, flags and extra attributes, with these columns.
 
         Args:
-            tensors: the tensor columns; None leaves `.batch` None.
+            tensors: the tensor columns; None, or none where `.batch` is None here too, leave it None.
             meta: copied; None takes the meta_info of this batch.
         """
         made = object.__new__(type(self))
@@ -211,11 +211,15 @@ class BatchState(Composite):
             self._private(),
             non_tensor_batch=non_tensors,
             meta_info=copy_meta(self.meta_info if meta is None else meta),
-            _tensors=tensors,
+            _tensors=tensors if tensors or self._has_batch() else None,
             _num_rows=num_rows,
             _device=self._batch_device(),
         )
         return made
+
+    def _with_tensors(self, tensors: dict[str, Any]) -> Self:
+        """A batch of the same rows and other columns, with these tensor columns."""
+        return self._with(tensors, self._row_count(), dict(self.non_tensor_batch))
 
     def _reduce(self, part: Part) -> Reduction:
         tensors: Any = None
@@ -236,8 +240,7 @@ class BatchState(Composite):
         return new_batch, (VERSION_TAG, type(self)), state, None, None, fill_batch
 
     def __copy__(self) -> Self:
-        tensors = self._held() if self._has_batch() else None
-        return self._with(tensors, self._row_count(), dict(self.non_tensor_batch))
+        return self._with_tensors(self._held())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = memo[id(self)] = object.__new__(type(self))
@@ -262,8 +265,7 @@ class BatchState(Composite):
     ) -> Self:
         """A batch of `num_rows` rows whose every column, the pad mask too, went through `operation`."""
         self._checked_rows()
-        tensors = operation(self._held()) if self._has_batch() else None
-        made = self._with(tensors, num_rows, operation(self.non_tensor_batch), meta)
+        made = self._with(operation(self._held()), num_rows, operation(self.non_tensor_batch), meta)
         if self._pad_mask is not None:
             made._pad_mask = operation({PAD_MASK: self._pad_mask})[PAD_MASK]
         return made
@@ -275,7 +277,7 @@ class BatchState(Composite):
     def _split_rows(self, sizes: Sequence[int]) -> list[Self]:
         """Consecutive pieces of these sizes, as views; each has all of meta_info."""
         self._checked_rows()
-        tensors = ops.split_all(self._held(), sizes) if self._has_batch() else [None] * len(sizes)
+        tensors = ops.split_all(self._held(), sizes)
         arrays = ops.split_all(self.non_tensor_batch, sizes)
         pieces = [self._with(*piece) for piece in zip(tensors, sizes, arrays, strict=True)]
         if self._pad_mask is not None:

@@ -215,8 +215,11 @@ def column_of_tensors(
     if not row_tensors:
         raise errors.NothingToConcatError
     for row, tensor in enumerate(row_tensors):
-        if not isinstance(tensor, torch.Tensor) and not is_tensordict(tensor):
-            raise no_column(key, tensor, f"row {row} is no tensor")
+        if not isinstance(tensor, torch.Tensor):
+            raise errors.ColumnError(
+                f"row {row} has no tensor for {key!r} (got {errors.short(tensor)}); give one for all such "
+                f"rows, in from_rows with fill={{{key!r}: tensor}}"
+            )
         if tensor.dtype != row_tensors[0].dtype:
             found: dict[int | str, object] = {"row 0": row_tensors[0].dtype, f"row {row}": tensor.dtype}
             raise _differing(key, "dtype", found)
