@@ -165,6 +165,20 @@ def test_columns_are_read_in_one_round_and_once() -> None:
     assert store.rounds == [1]
 
 
+def test_columns_that_are_in_part_here_are_read_together() -> None:
+    there, here = remote_pair(InProcessStore()), remote_pair(InProcessStore()).local()
+    shared = here.tensor("jagged")
+    columns: dict[str, Any] = {
+        **here.tensors(),
+        "also": ops.keep_shared({"also": "jagged"}, {"jagged": shared, "also": shared.clone()})["also"],
+    }
+    held = {**there._held(), "also": there._held()["jagged"]}
+    joined = DataProto.concat([there._with(held, 7, {}), here._with(columns, 7, {})])
+    assert joined.remote_keys == ["dense", "jagged", "also"]
+    assert equal(joined.tensors()["dense"], torch.cat([here.tensor("dense")] * 2))
+    assert joined.tensor("jagged").offsets() is joined.tensor("also").offsets()
+
+
 def test_what_is_read_is_private_and_counts_as_remote_until_it_is_written_to() -> None:
     held = torch.arange(4)
     column = stored(held, [4])

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from verl_protocol.columns import ops
-from verl_protocol.columns.remote import Piece, RemoteColumn, Store, same_rows, zero_rows
+from verl_protocol.columns.remote import Piece, RemoteColumn, Store, zero_rows
 
 
 class Stored:
@@ -98,26 +98,15 @@ def read_all(columns: Mapping[str, Any], beside: Iterable[Any] = ()) -> dict[str
     }
 
 
-def _alike(columns: Mapping[str, RemoteColumn]) -> list[dict[str, RemoteColumn]]:
+def _alike(columns: Mapping[str, RemoteColumn]) -> Iterable[dict[str, RemoteColumn]]:
     """Columns that lie side by side: put together at once, those that share offsets still do."""
-    groups: list[dict[str, RemoteColumn]] = []
+    groups: dict[Any, dict[str, RemoteColumn]] = {}
     for key, column in columns.items():
-        for group in groups:
-            if _lie_side_by_side(column, next(iter(group.values()))):
-                group[key] = column
-                break
-        else:
-            groups.append({key: column})
-    return groups
-
-
-def _lie_side_by_side(first: RemoteColumn, second: RemoteColumn) -> bool:
-    if len(first.pieces) != len(second.pieces) or not same_rows(first.rows, second.rows):
-        return False
-    return all(
-        one.store is other.store and one.ref == other.ref
-        for one, other in zip(first.pieces, second.pieces, strict=True)
-    )
+        # Pieces that are here are each the rows themselves.
+        pieces = [piece.store and (id(piece.store), piece.ref) for piece in column.pieces]
+        rows = column.rows if isinstance(column.rows, range) else column.rows.tobytes()
+        groups.setdefault((tuple(pieces), rows), {})[key] = column
+    return groups.values()
 
 
 def _fetch(

@@ -226,15 +226,8 @@ class RemoteColumn:
         if len(used) == len(self.pieces):
             return self
         kept = [self.pieces[place] for place in used]
-        if isinstance(self.rows, range) and self.rows.step == 1:
-            # What lies between two pieces that are used is used, or has no rows.
-            shift = starts[used[0]] if used else 0
-            rows: RowMap = range(self.rows.start - shift, self.rows.stop - shift)
-        else:
-            shifts = np.zeros(len(self.pieces), np.int64)
-            shifts[used] = np.asarray(_starts_of(kept)[:-1]) - np.asarray(starts)[used]
-            rows = _shifted(self.rows, starts, shifts)
-        fewer = RemoteColumn(self.form, kept, rows)
+        shifts = {place: start - starts[place] for place, start in zip(used, _starts_of(kept), strict=False)}
+        fewer = RemoteColumn(self.form, kept, _shifted(self.rows, starts, shifts))
         fewer._fetched, fewer._version = self._fetched, self._version
         return fewer
 
@@ -277,23 +270,22 @@ def concat_remote(columns: Sequence[Any]) -> RemoteColumn:
     places = [[known.setdefault(piece.name, len(known)) for piece in part.pieces] for part in parts]
     pieces = list({piece.name: piece for part in parts for piece in part.pieces}.values())
     starts = _starts_of(pieces)
-    maps = [_moved(part, where, starts) for part, where in zip(parts, places, strict=True)]
+    maps = []
+    for part, where in zip(parts, places, strict=True):
+        shifts = {at: starts[place] - part.starts[at] for at, place in enumerate(where)}
+        maps.append(_shifted(part.rows, part.starts, shifts))
     return RemoteColumn(parts[0].form, pieces, _joined(maps), starts)
 
 
-def _moved(part: RemoteColumn, places: Sequence[int], starts: Sequence[int]) -> RowMap:
-    """The row map of a part whose pieces stand at these places of a longer list, which begin at `starts`."""
-    before = part.starts
-    shifts = [starts[place] - start for place, start in zip(places, before, strict=False)]
-    rows = part.rows
-    if not len(rows):
-        return range(0)
+def _shifted(rows: RowMap, starts: Sequence[int], shifts: Mapping[int, int]) -> RowMap:
+    """The rows, each moved as its piece is; a range stays one where all pieces that it lies in move alike."""
     if isinstance(rows, range):
-        used = {shifts[place] for place in _owners(rows, before)}
+        used = {shifts[place] for place in _owners(rows, starts)} or {0}
         if len(used) == 1:
             shift = used.pop()
             return range(rows.start + shift, rows.stop + shift, rows.step)
-    return _shifted(rows, before, np.asarray(shifts, np.int64))
+    by_place = np.array([shifts.get(place, 0) for place in range(len(starts) - 1)], np.int64)
+    return np.asarray(rows, np.int64) + by_place[_owner_of_each(rows, starts)]
 
 
 def _joined(maps: Sequence[RowMap]) -> RowMap:
@@ -323,11 +315,6 @@ def _owners(rows: RowMap, starts: Sequence[int]) -> list[int]:
 
 def _owner_of_each(rows: RowMap, starts: Sequence[int]) -> NDArray[np.int64]:
     return np.searchsorted(np.asarray(starts[1:]), np.asarray(rows, np.int64), side="right")
-
-
-def _shifted(rows: RowMap, starts: Sequence[int], shifts: NDArray[np.int64]) -> RowMap:
-    """The rows, each moved as far as the piece that it lies in."""
-    return np.asarray(rows, np.int64) + shifts[_owner_of_each(rows, starts)]
 
 
 def _here(column: Any) -> RemoteColumn:

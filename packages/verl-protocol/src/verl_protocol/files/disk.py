@@ -13,7 +13,7 @@ import torch
 
 from verl_protocol.arguments import flag
 from verl_protocol.errors import FileFormatError, InvalidValueError, PickleRefusedError, UnknownDtypeError
-from verl_protocol.files.safetensors import Entry, MappedFile, write_file
+from verl_protocol.files.safetensors import Entry, open_file, tensor_in, write_file
 from verl_protocol.files.values import Reader, Writer
 
 T = TypeVar("T")
@@ -66,12 +66,15 @@ def read_parts(
         PickleRefusedError: it holds a pickle that is not allowed.
     """
     path, allow_pickle = os.fspath(filepath), flag("allow_pickle", allow_pickle)
-    with MappedFile(path) as file:
-        _check_format(path, file.metadata)
-        reader = Reader(file, allow_pickle)
+    with open_file(path) as file:
+        metadata = file.metadata() or {}
+        _check_format(path, metadata)
+        reader = Reader(path, file, allow_pickle)
         try:
-            document = json.loads(_document(file))
-            return make({name: reader.decode(form) for name, form in document.items()})
+            document = metadata.get("document") or bytes(
+                tensor_in(file, _DOCUMENT, torch.uint8, (-1,)).numpy()
+            )
+            return make({name: reader.decode(form) for name, form in json.loads(document).items()})
         except (FileFormatError, PickleRefusedError, UnknownDtypeError):
             raise
         except Exception as error:
@@ -87,8 +90,3 @@ def _check_format(path: str, metadata: dict[str, str]) -> None:
         raise FileFormatError(
             path, f"it is in file format {found}, but {reads}; load it with the release that wrote it"
         )
-
-
-def _document(file: MappedFile) -> str | bytes:
-    inline = file.metadata.get("document")
-    return bytes(file.tensor(_DOCUMENT, torch.uint8, (-1,)).numpy()) if inline is None else inline

@@ -12,9 +12,8 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import torch
 
@@ -93,46 +92,27 @@ def _replacing(path: str) -> Iterator[IO[bytes]]:
             draft.unlink(missing_ok=True)
 
 
-class MappedFile:
-    """A file that is open for reading; its tensors are private, writable views of the mapped file.
+def open_file(path: str) -> Any:
+    """A file that is open for reading, as safetensors gives it: with `metadata()` and `get_tensor(name)`.
 
     Raises:
         FileNotFoundError: there is no such file.
         FileFormatError: it is no safetensors file.
     """
+    from safetensors import SafetensorError, safe_open
 
-    def __init__(self, path: str) -> None:
-        from safetensors import SafetensorError, safe_open
+    os.stat(path)
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise FileFormatError(path, f"it is no safetensors file ({error})") from error
 
-        self.path = path
-        os.stat(path)
-        try:
-            self._file: Any = safe_open(path, framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise FileFormatError(path, f"it is no safetensors file ({error})") from error
 
-    def __enter__(self) -> Self:
-        self._file.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.__exit__(*error)
-
-    @cached_property
-    def metadata(self) -> dict[str, str]:
-        """What the header says beside the tensors."""
-        return self._file.metadata() or {}
-
-    def tensor(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        """One tensor, as a view of the file."""
-        from safetensors import SafetensorError
-
-        try:
-            stored: torch.Tensor = self._file.get_tensor(name)
-        except SafetensorError as error:
-            raise FileFormatError(self.path, f"it has no tensor {name!r}") from error
-        if stored.dtype is dtype:
-            return stored.view(shape)
-        if stored.data_ptr() % dtype.itemsize or stored.storage_offset() % dtype.itemsize:
-            stored = stored.clone()
-        return stored.view(dtype).view(shape)
+def tensor_in(file: Any, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """One tensor of an open file, as a private, writable view of the mapped file."""
+    stored: torch.Tensor = file.get_tensor(name)
+    if stored.dtype is dtype:
+        return stored.view(shape)
+    if stored.data_ptr() % dtype.itemsize or stored.storage_offset() % dtype.itemsize:
+        stored = stored.clone()
+    return stored.view(dtype).view(shape)

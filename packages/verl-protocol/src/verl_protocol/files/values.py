@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from verl_protocol.columns.jagged import check_jagged, jagged_parts
 from verl_protocol.errors import PickleRefusedError
-from verl_protocol.files.safetensors import Entry, MappedFile
+from verl_protocol.files.safetensors import Entry, tensor_in
 from verl_protocol.kinds import is_jagged, is_tensordict
 from verl_protocol.wire import reduce
 from verl_protocol.wire.arrays import restore_objects
@@ -125,7 +125,8 @@ class Writer:
 class Reader:
     """Decodes what a `Writer` has encoded."""
 
-    def __init__(self, file: MappedFile, allow_pickle: bool) -> None:
+    def __init__(self, path: str, file: Any, allow_pickle: bool) -> None:
+        self._path = path
         self._file = file
         self._allow_pickle = allow_pickle
         self._kinds: dict[str, Callable[[Any], Any]] = {
@@ -159,7 +160,7 @@ class Reader:
         return [self.decode(item) for item in items]
 
     def _tensor(self, form: dict[str, Any]) -> torch.Tensor:
-        return self._file.tensor(form["entry"], reduce.dtype_named(form["dtype"]), tuple(form["shape"]))
+        return tensor_in(self._file, form["entry"], reduce.dtype_named(form["dtype"]), tuple(form["shape"]))
 
     def _jagged(self, form: dict[str, Any]) -> torch.Tensor:
         parts = [self.decode(form[name]) for name in ("values", "offsets", "lengths")]
@@ -174,7 +175,7 @@ class Reader:
         return array.reshape(shape)
 
     def _bytes(self, entry: str) -> torch.Tensor:
-        return self._file.tensor(entry, torch.uint8, (-1,))
+        return tensor_in(self._file, entry, torch.uint8, (-1,))
 
     def _tensordict(self, form: dict[str, Any]) -> Any:
         entries = {key: self.decode(entry) for key, entry in form["entries"].items()}
@@ -183,7 +184,7 @@ class Reader:
     def _pickle(self, form: dict[str, Any]) -> Any:
         if not self._allow_pickle:
             raise PickleRefusedError(
-                f"{self._file.path!r} holds a pickle in {form['place']}, and loading a pickle can run any "
+                f"{self._path!r} holds a pickle in {form['place']}, and loading a pickle can run any "
                 "code; if you trust the file, pass allow_pickle=True to load_from_disk"
             )
         return pickle.loads(self._bytes(form["entry"]).numpy().data)

@@ -46,7 +46,7 @@ def _reduce_objects(array: NDArray[Any], part: Part) -> Reduction:
     if text is not None:
         return restore_strings, (text, array.shape)
     # The array is there before what it holds is, which may be the array itself.
-    return empty_objects, (array.shape,), part(items), None, None, fill_objects
+    return np.empty, (array.shape, object), part(items), None, None, fill_objects
 
 
 def _joined(items: list[Any]) -> str | None:
@@ -70,8 +70,3 @@ def restore_strings(text: str, shape: tuple[int, ...]) -> NDArray[Any]:
 def restore_objects(items: list[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """An array of these very objects, whatever their own shapes."""
     return object_column(items).reshape(shape)
-
-
-def empty_objects(shape: tuple[int, ...]) -> NDArray[Any]:
-    """An array for objects that are still to come."""
-    return np.empty(shape, dtype=object)
