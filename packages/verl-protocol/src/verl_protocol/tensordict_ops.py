@@ -204,7 +204,8 @@ def _holds(tensordict: TensorDict, key: Any) -> bool:
 
 def _known(tensordict: TensorDict, keys: Iterable[str]) -> list[str]:
     wanted = checks.key_list(keys)
-    checks.check_known(wanted, "entry", tensordict.keys(include_nested=True))
+    known: Any = tensordict.keys(include_nested=True)
+    checks.check_known(wanted, "entry", known)
     return wanted
 
 

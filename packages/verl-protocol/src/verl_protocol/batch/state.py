@@ -299,7 +299,7 @@ class BatchState(Composite):
         """
         held = self._tensordict
         if held is not None and self._built_here and _is_writable(held, tensors):
-            _rewrite(held, tensors)
+            _fill(held, tensors)
         else:
             self._set_columns(tensors if self._has_batch() else None, num_rows, self._batch_device())
         self.non_tensor_batch, self.meta_info = non_tensors, copy_meta(meta)
@@ -321,22 +321,13 @@ def _is_writable(tensordict: TensorDict, tensors: Mapping[str, Any]) -> bool:
 
 
 def _fill(tensordict: TensorDict, columns: Mapping[str, Any]) -> None:
-    """Make `columns`, some of which are remote, the entries of a TensorDict, which reads them on demand."""
+    """Make `columns` the entries of a TensorDict, which reads remote ones on demand.
+
+    Whoever holds it sees them.
+    """
+    remote = any(isinstance(column, RemoteColumn) for column in columns.values())
     # A private attribute: TensorDict has no public way to hold an entry that is not here yet.
-    tensordict._tensordict = ColumnsOnDemand(columns)
-
-
-def _rewrite(tensordict: TensorDict, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Make `tensors` the entries of this TensorDict, so that whoever holds it sees them."""
-    if any(isinstance(column, RemoteColumn) for column in tensors.values()):
-        _fill(tensordict, tensors)
-        return
-    held = dict(tensordict.items())
-    for key in [key for key, value in held.items() if tensors.get(key) is not value]:
-        tensordict.del_(key)
-    for key, value in tensors.items():
-        if held.get(key) is not value:
-            tensordict.set(key, value)
+    tensordict._tensordict = ColumnsOnDemand(columns) if remote else dict(columns)
 
 
 def not_batches(found: object) -> InvalidTypeError:

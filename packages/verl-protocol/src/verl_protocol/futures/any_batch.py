@@ -34,36 +34,23 @@ def is_batch(value: object) -> bool:
     return is_proto(value) or is_tensordict(value)
 
 
-class PendingBatch:
-    """A batch that others are still making; the one kind there is, is `DataProtoFuture`."""
-
-    def get(self, timeout: float | None = None, fetch: Fetch | None = None) -> Any:
-        """The batch, after waiting for it."""
-        raise NotImplementedError
-
-    async def aget(self, timeout: float | None = None, fetch: AsyncFetch | None = None) -> Any:
-        """As `get`, without blocking the event loop."""
-        raise NotImplementedError
-
-    def row_count(self, timeout: float | None = None, fetch: Fetch | None = None) -> int:
-        """How many rows the batch has."""
-        raise NotImplementedError
-
-    async def arow_count(self, timeout: float | None = None, fetch: AsyncFetch | None = None) -> int:
-        """As `row_count`, without blocking the event loop."""
-        raise NotImplementedError
-
-    @staticmethod
-    def concat(data: Sequence[Any]) -> Any:
-        """The future of all rows of these parts."""
-        raise NotImplementedError
-
-
 Fetch: TypeAlias = Callable[[list[Any], float | None], Sequence[Any]]
 """Gives the values of many parts at once, in order, after waiting at most so many seconds."""
 
 AsyncFetch: TypeAlias = Callable[[list[Any], float | None], Awaitable[Sequence[Any]]]
 """`Fetch`, awaited."""
+
+
+class Pending:
+    """What others are still making: a `DataProtoFuture`, or how many rows one has."""
+
+    def get(self, timeout: float | None = None, fetch: Fetch | None = None) -> Any:
+        """It, after waiting for it."""
+        raise NotImplementedError
+
+    async def aget(self, timeout: float | None = None, fetch: AsyncFetch | None = None) -> Any:
+        """As `get`, without blocking the event loop."""
+        raise NotImplementedError
 
 
 def _no_batch(verb: str, value: object) -> InvalidTypeError:
@@ -146,8 +133,9 @@ class BatchData:
 
 def concat_parts(parts: Sequence[Any]) -> Any:
     """The rows of parts that are all of one kind."""
-    if isinstance(parts[0], PendingBatch):
-        return parts[0].concat(list(parts))
+    if isinstance(parts[0], Pending):
+        futures: Any = parts[0]
+        return futures.concat(list(parts))
     protos, back = as_protos(parts)
     return back(proto_class().concat(protos))
 
@@ -221,7 +209,7 @@ def has_columns(batch: Any) -> bool:
 def _kind_of(value: object) -> str | None:
     if is_proto(value):
         return "DataProto"
-    if isinstance(value, PendingBatch):
+    if isinstance(value, Pending):
         return "DataProtoFuture"
     return "TensorDict" if is_tensordict(value) else None
 

@@ -18,7 +18,7 @@ from verl_protocol.futures.any_batch import (
     AsyncFetch,
     BatchData,
     Fetch,
-    PendingBatch,
+    Pending,
     concat_parts,
     is_batch,
     narrow_part,
@@ -60,7 +60,7 @@ def concat_batches(values: Sequence[Any]) -> Any:
     return BatchData(list(values)).concat()
 
 
-class DataProtoFuture(PendingBatch, Generic[B_co]):
+class DataProtoFuture(Pending, Generic[B_co]):
     """A batch (DataProto or TensorDict) whose parts are futures; handing it on fetches nothing.
 
     Args:
@@ -135,7 +135,9 @@ class DataProtoFuture(PendingBatch, Generic[B_co]):
         """
         if not data:
             raise NothingToConcatError
-        counts = [RowsOf(part) for part in data] if all(map(_tells_rows, data)) else None
+        counts = None
+        if all(map(_tells_rows, data)):
+            counts = [num_rows_of(part) if is_batch(part) else RowsOf(part) for part in data]
         return DataProtoFuture(concat_batches, data, row_counts=counts)
 
     def chunk(self, chunks: int, uneven: bool = False) -> list[DataProtoFuture[B_co]]:
@@ -268,10 +270,8 @@ class DataProtoFuture(PendingBatch, Generic[B_co]):
     def _wanted(self, spans: list[PartSpan] | None) -> list[Part]:
         if spans is None:
             return self.futures
-        return [self._share(self.futures[span.part], span) for span in spans]
-
-    def _share(self, part: Part, span: PartSpan) -> Part:
-        return part._cut(Rows(span.start, span.stop)) if isinstance(part, DataProtoFuture) else part
+        wanted = [(self.futures[span.part], Rows(span.start, span.stop)) for span in spans]
+        return [part._cut(rows) if isinstance(part, DataProtoFuture) else part for part, rows in wanted]
 
     def _made_of(
         self, spans: list[PartSpan] | None, counts: Sequence[int], values: Sequence[Any]

@@ -17,7 +17,7 @@ import numpy as np
 from verl_protocol.arguments import seconds
 from verl_protocol.columns.partition import boundaries, even_sizes, uneven_chunks
 from verl_protocol.errors import InvalidTypeError
-from verl_protocol.futures.any_batch import AsyncFetch, Fetch, PendingBatch, is_batch, num_rows_of
+from verl_protocol.futures.any_batch import AsyncFetch, Fetch, Pending, is_batch
 
 T = TypeVar("T")
 
@@ -142,15 +142,13 @@ async def values_async(
 
 def is_near(part: Part) -> bool:
     """Whether no backend is needed to get at this part: it is there, or it is a future of this package."""
-    return isinstance(part, (int, np.integer, RowsOf, PendingBatch)) or is_batch(part)
+    return isinstance(part, (int, np.integer, Pending)) or is_batch(part)
 
 
 def wait_for(part: Part, deadline: Deadline, fetch: Fetch | None = None) -> Any:
     """The value of one part; see `values_of`."""
-    if isinstance(part, PendingBatch):
+    if isinstance(part, Pending):
         return part.get(deadline.left, fetch)
-    if isinstance(part, RowsOf):
-        return part.count(deadline, fetch)
     if is_near(part):
         return part
     if isinstance(part, SupportsResult):
@@ -167,10 +165,8 @@ async def wait_async(part: Part, deadline: Deadline, fetch: AsyncFetch | None = 
         TimeoutError: it was not there in time.
         InvalidTypeError: there is no way to wait for it.
     """
-    if isinstance(part, PendingBatch):
+    if isinstance(part, Pending):
         return await part.aget(deadline.left, fetch)
-    if isinstance(part, RowsOf):
-        return await part.count_async(deadline, fetch)
     if is_near(part):
         return part
     if isinstance(part, SupportsFuture) and not isinstance(part, SupportsResult):
@@ -209,22 +205,20 @@ async def until_done(future: concurrent.futures.Future[Any], deadline: Deadline)
 
 
 @dataclass(frozen=True)
-class RowsOf:
-    """How many rows a part has: one that can tell without being fetched."""
+class RowsOf(Pending):
+    """How many rows a future has."""
 
-    part: Part
+    future: Any
 
-    def count(self, deadline: Deadline, fetch: Fetch | None) -> int:
+    def get(self, timeout: float | None = None, fetch: Fetch | None = None) -> int:
         """The number of rows."""
-        if isinstance(self.part, PendingBatch):
-            return self.part.row_count(deadline.left, fetch)
-        return num_rows_of(self.part)
+        count: int = self.future.row_count(timeout, fetch)
+        return count
 
-    async def count_async(self, deadline: Deadline, fetch: AsyncFetch | None) -> int:
+    async def aget(self, timeout: float | None = None, fetch: AsyncFetch | None = None) -> int:
         """The number of rows, awaited."""
-        if isinstance(self.part, PendingBatch):
-            return await self.part.arow_count(deadline.left, fetch)
-        return num_rows_of(self.part)
+        count: int = await self.future.arow_count(timeout, fetch)
+        return count
 
 
 # --- Which rows of which parts a share of a batch consists of, before any part has been fetched -----------
