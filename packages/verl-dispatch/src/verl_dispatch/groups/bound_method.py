@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Generic, Self, Unpack, overload
 
+from verl_protocol import DataProtoFuture
+
 from verl_dispatch.groups.call import AnswerStream, Call, CallFuture
 from verl_dispatch.methods.planners import CallPlanner
 from verl_dispatch.methods.registered import RegisteredMethod
@@ -136,7 +138,7 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         collect = sent.plan.collect
         is_batch = isinstance(collect, BatchCollector)
         result: Any = sent.data_future() if is_batch else collect.arrange(sent.futures())
-        if batches.is_future(result) and self._options.auto_padding is None:
+        if isinstance(result, DataProtoFuture) and self._options.auto_padding is None:
             values = [value for value in (*args, *kwargs.values()) if batches.is_splittable(value)]
             if any(map(batches.wants_padding, values)):
                 batches.ask_for_padding(result)

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from verl_protocol import DataProtoFuture
 from verl_protocol.errors import InvalidTypeError, InvalidValueError
+from verl_protocol.futures.any_batch import is_batch
 
 from verl_dispatch.errors import EntryCountError, MeshError, UnsplittableArgumentError
 from verl_dispatch.modes import Broadcast, unwrapped
-from verl_dispatch.planning import batches
+from verl_dispatch.planning.batches import is_splittable
 from verl_dispatch.planning.collectors import LIST, BatchCollector, DictCollector
 from verl_dispatch.planning.mesh import mesh_of, name_problem
 from verl_dispatch.planning.options import current_labels, current_options
@@ -261,7 +262,7 @@ def _concat_data_proto_or_future(output: Sequence[Any]) -> Any:
 
 
 def _is_pending(value: Any) -> bool:
-    return not batches.is_batch(value) and (hasattr(value, "future") or hasattr(value, "result"))
+    return not is_batch(value) and (hasattr(value, "future") or hasattr(value, "result"))
 
 
 # --- batches over a named mesh: rows split over dp ranks, every replica of a dp rank gets the same part ---
@@ -356,7 +357,7 @@ class NdDispatch:
         """
         mesh, labels = mesh_of(group, self.mesh_name), current_labels()
         lists, named = split_batches(mesh.dp_size, args, kwargs, labels, current_options())
-        if not any(map(batches.is_splittable, [*args, *kwargs.values()])):
+        if not any(map(is_splittable, [*args, *kwargs.values()])):
             raise InvalidTypeError(
                 f"{labels.method!r} splits batches over mesh {self.mesh_name!r} and needs at least one batch "
                 "(DataProto, TensorDict or DataProtoFuture) among its arguments, got none"

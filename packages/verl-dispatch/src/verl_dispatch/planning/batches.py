@@ -5,44 +5,15 @@ Neither is imported here before there is a batch: a worker that never gets one d
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import verl_protocol
 from verl_protocol import DataProtoFuture
-from verl_protocol.futures.any_batch import (
-    as_proto,
-    as_protos,
-    has_columns,
-    is_batch,
-    is_proto,
-    like,
-    num_rows_of,
-)
+from verl_protocol.futures.any_batch import as_proto, has_columns, is_batch, is_proto, like, num_rows_of
 
 if TYPE_CHECKING:
     from verl_protocol import DataProto
-
-__all__ = [
-    "answered_rows",
-    "as_proto",
-    "as_protos",
-    "has_columns",
-    "is_batch",
-    "is_future",
-    "is_item",
-    "is_splittable",
-    "like",
-    "num_rows_of",
-    "padded_parts",
-    "row_weights",
-    "split_rows",
-    "take",
-    "wants_padding",
-    "without_last",
-]
-
 
 FUTURE_FLAG = "_asks_for_padding"
 
@@ -50,16 +21,6 @@ FUTURE_FLAG = "_asks_for_padding"
 def is_splittable(value: object) -> bool:
     """Whether a splitting mode can split this by rows: a batch, or the future of one."""
     return is_batch(value) or isinstance(value, DataProtoFuture)
-
-
-def is_future(value: object) -> TypeGuard[DataProtoFuture[Any]]:
-    """Whether this is a batch that another call is still making."""
-    return isinstance(value, DataProtoFuture)
-
-
-def is_item(value: object) -> bool:
-    """Whether this is one row of a batch."""
-    return isinstance(value, getattr(sys.modules.get("verl_protocol.batch.item"), "DataProtoItem", ()))
 
 
 def answered_rows(value: object) -> int | None:
@@ -80,16 +41,6 @@ def wants_padding(batch: Any) -> bool:
 def ask_for_padding(future: object) -> None:
     """Says of a future that its rows, when they come, may be padded as those they were made of."""
     setattr(future, FUTURE_FLAG, True)
-
-
-def split_rows(batch: Any, sizes: Sequence[int]) -> list[Any]:
-    """Consecutive parts of these sizes as views; `metrics` stay with the first."""
-    return [like(batch, part) for part in as_proto(batch)._pieces(sizes)]
-
-
-def take(batch: Any, index: Sequence[int]) -> Any:
-    """The rows of an index list, as copies."""
-    return like(batch, as_proto(batch).select_idxs(list(index)))
 
 
 PaddedRows: TypeAlias = tuple[range | tuple[int, ...], int]
@@ -120,11 +71,6 @@ def _padded_part(proto: DataProto, rows: range | tuple[int, ...], pad: int) -> D
         return proto[rows]
     padded = pad_rows(proto[rows] if len(rows) else proto[len(proto) - 1 :], pad, "last")
     return padded if len(rows) else padded[1:]
-
-
-def without_last(batch: Any, count: int) -> Any:
-    """The batch without its last rows, as views."""
-    return like(batch, verl_protocol.unpad_dataproto(as_proto(batch), count))
 
 
 def row_weights(batch: Any, key: str) -> Any:

@@ -8,9 +8,10 @@ from typing import Any, Self
 
 import verl_protocol
 from verl_protocol.errors import MetaConflictError, counted
+from verl_protocol.futures.any_batch import as_proto, as_protos, has_columns, is_batch, like
 
 from verl_dispatch.errors import AnswerError, CallOptionError, kind_of
-from verl_dispatch.planning import batches
+from verl_dispatch.planning.batches import answered_rows
 from verl_dispatch.planning.layout import RowLayout, answers_per_row, unmatched_rows
 
 
@@ -89,7 +90,7 @@ class BatchCollector(Collector):
         """
         try:
             # Once for all that follows: a TensorDict takes long to take apart and put together.
-            answers, back = batches.as_protos(outputs)
+            answers, back = as_protos(outputs)
             return back(self._joined(answers))
         except AnswerError:
             raise
@@ -100,7 +101,7 @@ class BatchCollector(Collector):
         layout = self.layout
         if layout is None:
             return verl_protocol.DataProto.concat(answers)
-        silent = [not len(answer) and not batches.has_columns(answer) for answer in answers]
+        silent = [not len(answer) and not has_columns(answer) for answer in answers]
         check_all_answer(self.method, self.ranks, layout, silent)
         if not layout.changes_answers:
             return verl_protocol.DataProto.concat(answers)
@@ -109,7 +110,7 @@ class BatchCollector(Collector):
 
     def _do_not_fit(self, outputs: Sequence[Any], cause: Exception) -> AnswerError:
         for rank, output in zip(self.ranks, outputs, strict=True):
-            if not batches.is_batch(output):
+            if not is_batch(output):
                 return AnswerError(
                     f"{self.method!r} on rank {rank} answered {kind_of(output)}, but its mode joins batches "
                     "(DataProto or TensorDict); return a batch, or register the method with "
@@ -160,7 +161,7 @@ def trimmed(method: str, ranks: Sequence[int], layout: RowLayout, outputs: Seque
     """
     first: int | None = None
     for rank, sent, output in zip(ranks, layout.rows, outputs, strict=True):
-        returned = batches.answered_rows(output)
+        returned = answered_rows(output)
         if returned is None or (not sent and not returned):
             continue
         multiple = answers_per_row(method, rank, sent, returned)
@@ -180,7 +181,7 @@ def in_input_order(batch: Any, order: tuple[int, ...] | None) -> Any:
     Raises:
         CallOptionError: the rows are no multiple of those in `order`.
     """
-    num_rows = batches.answered_rows(batch) if order else None
+    num_rows = answered_rows(batch) if order else None
     if not order or num_rows is None:
         return batch
     block = num_rows // len(order)
@@ -189,4 +190,5 @@ def in_input_order(batch: Any, order: tuple[int, ...] | None) -> Any:
         problem = f"the result has {counted(num_rows, 'row')} for {sent}, so that no order can be restored"
         raise CallOptionError("balance", problem)
     inverse = sorted(range(len(order)), key=order.__getitem__)
-    return batches.take(batch, [row * block + offset for row in inverse for offset in range(block)])
+    rows = [row * block + offset for row in inverse for offset in range(block)]
+    return like(batch, as_proto(batch).select_idxs(rows))

@@ -8,11 +8,13 @@ from functools import lru_cache
 from itertools import accumulate, chain
 from typing import Any
 
+import verl_protocol
 from verl_protocol.columns.partition import balanced_partition, even_sizes
 from verl_protocol.errors import counted
+from verl_protocol.futures.any_batch import as_proto, like
 
 from verl_dispatch.errors import AnswerError, RowCountError, UnevenRowsError
-from verl_dispatch.planning import batches
+from verl_dispatch.planning.batches import PaddedRows, answered_rows, padded_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,10 @@ class RowLayout:
     def cut(self, batch: Any) -> list[Any]:
         """A batch of `num_rows` rows, cut into the parts; padding repeats the last row."""
         if not self.changes_answers:
-            return batches.split_rows(batch, self.rows)
-        return batches.padded_parts(batch, list(map(self._real, range(len(self.parts)))))
+            return [like(batch, part) for part in as_proto(batch)._pieces(self.rows)]
+        return padded_parts(batch, list(map(self._real, range(len(self.parts)))))
 
-    def _real(self, index: int) -> batches.PaddedRows:
+    def _real(self, index: int) -> PaddedRows:
         """The rows of a part without its padding, and how much padding that is."""
         pad = self.pad[index]
         return self.parts[index][: len(self.parts[index]) - pad], pad
@@ -179,11 +181,13 @@ class RowTrim:
 
     def apply(self, answer: Any) -> Any:
         """The answer without padding rows; an answer that is no batch, or has no rows, stays as it is."""
-        returned = batches.answered_rows(answer)
+        returned = answered_rows(answer)
         if returned is None:
             return answer
         kept = self.kept(returned)
-        return answer if kept == returned else batches.without_last(answer, returned - kept)
+        if kept == returned:
+            return answer
+        return like(answer, verl_protocol.unpad_dataproto(as_proto(answer), returned - kept))
 
 
 def answers_per_row(method: str, rank: int, sent: int, returned: int) -> int:

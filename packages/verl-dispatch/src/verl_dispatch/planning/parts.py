@@ -17,7 +17,7 @@ from verl_protocol import DataProtoFuture
 from verl_protocol.futures.parts import Chunk
 
 from verl_dispatch.errors import UnevenRowsError
-from verl_dispatch.planning import batches
+from verl_dispatch.planning.batches import answered_rows, padded_parts
 from verl_dispatch.planning.layout import RowTrim, padded_layout, unequal_rows, uneven_rows
 from verl_dispatch.planning.options import CallOptions
 
@@ -96,7 +96,7 @@ class PaddedChunk(WorkerChunk):
         padded, pad = self._rows(num_rows)
         own = range(len(padded) - pad)
         # Rows bring the metrics of the parts that begin in them; copies of another piece's row bring none.
-        return batches.padded_parts(rows, [(own, pad)], first=0 if own else self.piece)[0]
+        return padded_parts(rows, [(own, pad)], first=0 if own else self.piece)[0]
 
     def trim(self, num_rows: int) -> RowTrim | None:
         """How the worker trims its answer; None where the driver does, or where nothing was padded."""
@@ -131,7 +131,7 @@ class _LateTrim:
 
     def apply(self, answer: Any) -> Any:
         """The answer without rows that padding caused."""
-        if batches.answered_rows(answer) is None:
+        if answered_rows(answer) is None:
             return answer
         whole = copy.copy(self.future)
         whole._cuts = whole._cuts[:-1]

@@ -13,13 +13,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from verl_protocol import DataProtoFuture
-from verl_protocol.futures.any_batch import is_proto
+from verl_protocol.futures.any_batch import is_batch, is_proto
 from verl_protocol.kinds import is_tensor
 from verl_protocol.tables import html_table, text_table
 from verl_protocol.wire import nbytes_of
 
 from verl_dispatch.errors import NotPicklableError
-from verl_dispatch.planning.batches import is_batch
 from verl_dispatch.planning.collectors import LIST, Collector
 from verl_dispatch.planning.layout import RowLayout, RowTrim
 from verl_dispatch.planning.options import Labels

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, cast
 
 import numpy as np
 from verl_protocol.errors import InvalidTypeError, SchemaError, short
-from verl_protocol.futures.any_batch import is_proto
+from verl_protocol.futures.any_batch import as_proto, is_batch, is_proto, like
 
 from verl_dispatch.errors import InvalidModeError, kind_of
-from verl_dispatch.planning import batches
 from verl_dispatch.planning.options import Labels
 
 if TYPE_CHECKING:
@@ -79,13 +78,13 @@ class Schema:
         Raises:
             SchemaError: one is missing or not as declared.
         """
-        proto = batches.as_proto(batch)
+        proto = as_proto(batch)
         held, arrays = proto._held(), proto.non_tensor_batch
         self._check({**held, **arrays}, label, "reads")
         tensors, others = ([key for key in self.columns if key in kind] for kind in (held, arrays))
         if len(held) + len(arrays) == len(tensors) + len(others):
             return batch
-        return batches.like(batch, proto.select(tensors, others))
+        return like(batch, proto.select(tensors, others))
 
     def check_answer(self, answer: Any, method: str) -> None:
         """Check that the answer of a method has these columns and no others.
@@ -94,9 +93,9 @@ class Schema:
             SchemaError: it has not, or is no batch.
         """
         label = f"the answer of method {method!r}"
-        if not batches.is_batch(answer):
+        if not is_batch(answer):
             raise SchemaError(f"{label} is {kind_of(answer)}, but writes of @register names columns: {self}")
-        proto = batches.as_proto(answer)
+        proto = as_proto(answer)
         columns = {**proto._held(), **proto.non_tensor_batch}
         self._check(columns, label, "writes")
         if more := sorted(columns.keys() - self.columns.keys()):
@@ -223,7 +222,7 @@ class Reads:
         self, value: Any, name: str, label: str, known: dict[tuple[int, int], Any], fetches: bool
     ) -> Any:
         schema = self.schemas.get(name, self.schemas.get(_EVERY))
-        if schema is None or not batches.is_batch(value):
+        if schema is None or not is_batch(value):
             return value
         key = (id(schema), id(value))
         if key not in known:

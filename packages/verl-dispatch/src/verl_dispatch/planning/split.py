@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from verl_protocol import DataProtoFuture
 from verl_protocol.errors import InvalidValueError
+from verl_protocol.futures.any_batch import num_rows_of
 
 from verl_dispatch.errors import CallOptionError, EntryCountError, UnsplittableArgumentError
 from verl_dispatch.modes import Broadcast
-from verl_dispatch.planning import batches
+from verl_dispatch.planning.batches import answered_rows, is_splittable, row_weights, wants_padding
 from verl_dispatch.planning.layout import (
     RowLayout,
     balanced_layout,
@@ -63,7 +66,7 @@ def split_entries(
         elif isinstance(value, (list, tuple)):
             lists.append(arguments.entries(index, num_workers))
         else:
-            hint = " (ALL_TO_ALL and DP_COMPUTE_PROTO split batches)" if batches.is_splittable(value) else ""
+            hint = " (ALL_TO_ALL and DP_COMPUTE_PROTO split batches)" if is_splittable(value) else ""
             raise UnsplittableArgumentError(arguments.label(index), value, num_workers, _ENTRIES + hint)
     return arguments.cut_into(lists)
 
@@ -88,7 +91,7 @@ def split_batches(
         CallOptionError: rows that cannot be balanced as asked.
     """
     arguments = _Arguments(args, kwargs, labels)
-    found = [index for index, value in enumerate(arguments.values) if batches.is_splittable(value)]
+    found = [index for index, value in enumerate(arguments.values) if is_splittable(value)]
     padded = _is_padded([arguments.values[index] for index in found], options)
     common = _common_layout(arguments, found, num_parts, padded, options)
     lists = []
@@ -97,7 +100,7 @@ def split_batches(
             lists.append([value.value] * num_parts)
         elif index not in found:
             lists.append(_cut_value(arguments, index, num_parts, takes_entries))
-        elif batches.is_future(value):
+        elif isinstance(value, DataProtoFuture):
             label, rows = arguments.label(index), common.num_rows if common else None
             lists.append(split_future(value, num_parts, options, padded, rows, labels.method, label))
         else:
@@ -135,7 +138,7 @@ def _is_padded(found: Sequence[Any], options: CallOptions) -> bool:
     """Whether the batches of a call are padded: as the options say, else if one of them asks for it."""
     if options.auto_padding is not None or options.uneven is not None:
         return bool(options.auto_padding)
-    return any(map(batches.wants_padding, found))
+    return any(map(wants_padding, found))
 
 
 def _common_layout(
@@ -147,11 +150,11 @@ def _common_layout(
     known = []
     for index in found:
         value = arguments.values[index]
-        if batches.is_future(value):
+        if isinstance(value, DataProtoFuture):
             if options.balance:
                 problem = f"{arguments.label(index)} is a future whose rows are not here yet; pass its .get()"
                 raise CallOptionError(f"balance={options.balance!r}", problem)
-        elif batches.answered_rows(value) is not None:
+        elif answered_rows(value) is not None:
             known.append(index)
     if not known:
         return None
@@ -168,7 +171,7 @@ def _common_layout(
 
 
 def _equal_rows(arguments: _Arguments, known: Sequence[int]) -> int:
-    rows = {arguments.label(index): batches.num_rows_of(arguments.values[index]) for index in known}
+    rows = {arguments.label(index): num_rows_of(arguments.values[index]) for index in known}
     if len(set(rows.values())) > 1:
         raise unequal_rows(arguments.labels.method, rows)
     return next(iter(rows.values()))
@@ -177,7 +180,7 @@ def _equal_rows(arguments: _Arguments, known: Sequence[int]) -> int:
 def _weights(known: Sequence[Any], key: str) -> Any:
     for batch in known:
         try:
-            weights = batches.row_weights(batch, key)
+            weights = row_weights(batch, key)
         except (TypeError, ValueError) as error:
             raise CallOptionError(f"balance={key!r}", f"the column holds no numbers ({error})") from None
         if weights is not None:
@@ -187,8 +190,8 @@ def _weights(known: Sequence[Any], key: str) -> Any:
 
 def _cut_batch(arguments: _Arguments, index: int, num_parts: int, common: RowLayout | None) -> SplitList:
     batch, layout = arguments.values[index], common
-    if layout is None or batches.answered_rows(batch) is None:
-        num_rows = batches.num_rows_of(batch)
+    if layout is None or answered_rows(batch) is None:
+        num_rows = num_rows_of(batch)
         if num_rows % num_parts:
             raise uneven_rows(arguments.label(index), num_rows, num_parts)
         layout = padded_layout(num_rows, num_parts)
@@ -201,7 +204,7 @@ def _cut_value(arguments: _Arguments, index: int, num_parts: int, takes_entries:
         return arguments.entries(index, num_parts)
     expected = f"{_BATCHES}, or {_ENTRIES}" if takes_entries else _BATCHES
     way = ""
-    if batches.is_item(value):
+    if isinstance(value, getattr(sys.modules.get("verl_protocol.batch.item"), "DataProtoItem", ())):
         way = "it is one row of a batch; take it as batch[i : i + 1], which is a batch of that row"
     elif isinstance(value, Mapping) or hasattr(value, "shape"):
         way = "if it holds rows, make it a batch with DataProto.from_dict(tensors=..., non_tensors=...)"
