@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 from verl_protocol.tables import amount, html_table, text_table
 
-from verl_dispatch.planning.plan import CallPlan, bytes_of_answers, bytes_of_call, bytes_of_calls
+from verl_dispatch.planning.plan import CallPlan, bytes_of_answers, bytes_of_calls
 from verl_dispatch.workers.observed import Stamps
 
 _MOST_OF_AN_ERROR = 500
@@ -100,7 +100,7 @@ class TracedCall:
     def planned(self, plan: CallPlan) -> None:
         """It is known what the ranks get."""
         self._planned, self.ranks = time.time(), plan.called_ranks
-        self.bytes_out = tuple(map(bytes_of_call, plan.calls))
+        self.bytes_out = plan.nbytes()
         self.bytes_sent = bytes_of_calls(plan.calls)
         self._sending = time.time()
 

@@ -6,8 +6,7 @@ A plan is made without any I/O, shown by `group.method.plan(...)`, and carried o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, fields, replace
 from textwrap import indent
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,12 +27,6 @@ from verl_dispatch.planning.split import layout_among
 
 NO_KWARGS: Mapping[str, Any] = {}
 _new_tuple = tuple.__new__
-
-
-@lru_cache(maxsize=64)
-def all_ranks(world_size: int) -> tuple[int, ...]:
-    """Ranks 0 to world_size - 1."""
-    return tuple(range(world_size))
 
 
 class _RankFields(NamedTuple):
@@ -59,7 +52,7 @@ class RankCall(_RankFields):
     __slots__ = ()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RankCall) and same_value(_call_facts(self), _call_facts(other))
+        return isinstance(other, RankCall) and _same(self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -78,7 +71,7 @@ class Scatter(NamedTuple):
     @classmethod
     def of_all(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any], world_size: int) -> Scatter:
         """The very same arguments to every rank."""
-        ranks = all_ranks(world_size)
+        ranks = tuple(range(world_size))
         # The tuples are made directly, here and below: a call on many workers makes many.
         calls = tuple([_new_tuple(RankCall, (rank, args, kwargs, None, 0)) for rank in ranks])
         return cls(calls, ranks)
@@ -88,7 +81,7 @@ class Scatter(NamedTuple):
         cls, args: Sequence[Sequence[Any]], kwargs: Mapping[str, Sequence[Any]], world_size: int
     ) -> Scatter:
         """To every rank its entry of each list."""
-        ranks = all_ranks(world_size)
+        ranks = tuple(range(world_size))
         positional = list(zip(*args, strict=True)) if args else [()] * world_size
         named: list[Mapping[str, Any]] = [NO_KWARGS] * world_size
         if kwargs:
@@ -178,18 +171,31 @@ class CallPlan:
     @property
     def shared(self) -> dict[int, SharedObject]:
         """Objects that more than one rank gets, by `id`: arguments, and values of `meta_info`."""
-        return shared_objects(self.calls)
+        # Where all ranks get the same arguments, their calls hold the very same containers.
+        alike: dict[tuple[int, int], list[RankCall]] = {}
+        for call in self.calls:
+            alike.setdefault((id(call.args), id(call.kwargs)), []).append(call)
+        ranks: dict[int, list[int]] = {}
+        values: dict[int, Any] = {}
+        for group in alike.values():
+            for value in {id(value): value for value in _objects_of(group[0])}.values():
+                values[id(value)] = value
+                ranks.setdefault(id(value), []).extend(call.rank for call in group)
+        several = {key: tuple(sorted(found)) for key, found in ranks.items() if len(found) > 1}
+        return {key: SharedObject(values[key], found) for key, found in several.items()}
 
     def nbytes(self) -> tuple[int, ...]:
         """Tensor and array bytes among each called rank's arguments, in the order of `calls`."""
-        return tuple(bytes_of_call(call) for call in self.calls)
+        return tuple(bytes_of_calls((call,)) for call in self.calls)
 
     def changed(self, **changes: Any) -> CallPlan:
         """A copy with some fields changed."""
         return replace(self, **changes)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, CallPlan) and same_value(_plan_facts(self), _plan_facts(other))
+        return isinstance(other, CallPlan) and _same(
+            *([getattr(plan, field.name) for field in fields(plan)] for plan in (self, other))
+        )
 
     __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
@@ -197,34 +203,15 @@ class CallPlan:
         return iter(self.calls)
 
     def __str__(self) -> str:
-        return plan_table(self)
+        title, *notes = _plan_notes(self)
+        table = indent(text_table(_HEAD, _plan_rows(self), left=(len(_HEAD) - 1,)), "  ")
+        return "\n".join([title, table, *notes])
 
     def _repr_html_(self) -> str:
         return html_table(_HEAD, _plan_rows(self), "; ".join(_plan_notes(self)))
 
 
-def _call_facts(call: RankCall) -> tuple[Any, ...]:
-    return call.rank, call.args, dict(call.kwargs), call.rows, call.pad
-
-
-def _plan_facts(plan: CallPlan) -> tuple[Any, ...]:
-    calls = [_call_facts(call) for call in plan.calls]
-    return (
-        plan.method,
-        plan.mode,
-        plan.world_size,
-        plan.fetched_ranks,
-        plan.collect,
-        plan.layout,
-        plan.read_only,
-        plan.remote,
-        plan.reads,
-        plan.writes,
-        calls,
-    )
-
-
-def same_value(one: object, other: object) -> bool:
+def _same(one: object, other: object) -> bool:
     """Total equality: tensors, arrays, NaN and batches compared by value, never ambiguous."""
     from verl_protocol.columns.equality import equal
 
@@ -236,23 +223,6 @@ def same_value(one: object, other: object) -> bool:
 
 
 _BULKY_LENGTH = 1024
-
-
-def shared_objects(calls: Sequence[RankCall]) -> dict[int, SharedObject]:
-    """Objects that more than one of these calls carries, by `id`; the calls keep them alive."""
-    # Where all ranks get the same arguments, their calls hold the very same containers.
-    alike: dict[tuple[int, int], list[RankCall]] = {}
-    for call in calls:
-        alike.setdefault((id(call.args), id(call.kwargs)), []).append(call)
-    ranks: dict[int, list[int]] = {}
-    values: dict[int, Any] = {}
-    for group in alike.values():
-        for value in {id(value): value for value in _objects_of(group[0])}.values():
-            values[id(value)] = value
-            ranks.setdefault(id(value), []).extend(call.rank for call in group)
-    return {
-        key: SharedObject(values[key], tuple(sorted(found))) for key, found in ranks.items() if len(found) > 1
-    }
 
 
 def arguments_of(call: RankCall) -> Iterator[Any]:
@@ -309,30 +279,18 @@ def _bulky(value: Any, met: set[int]) -> Iterator[Any]:
         yield value
 
 
-def bytes_of_call(call: RankCall) -> int:
-    """Tensor and array bytes among one call's arguments; a future counts nothing."""
-    return bytes_of_calls((call,))
-
-
 def bytes_of_calls(calls: Sequence[RankCall]) -> int:
-    """Tensor and array bytes among the arguments of all calls; what several of them carry counts once."""
+    """Tensor and array bytes among the arguments of calls; what several of them carry counts once."""
     distinct = {id(value): value for call in calls for value in arguments_of(call)}
     return bytes_of_answers(list(distinct.values()))
 
 
 def bytes_of_answers(values: Sequence[Any]) -> int:
-    """Tensor and array bytes among these values."""
+    """Tensor and array bytes among these values; a future counts nothing."""
     return sum(nbytes_of(value) for value in values if not isinstance(value, DataProtoFuture))
 
 
 _HEAD = ("rank", "rows", "pad", "bytes", "answers", "arguments")
-
-
-def plan_table(plan: CallPlan) -> str:
-    """One line for the call, one for each called rank, one for what they share."""
-    title, *notes = _plan_notes(plan)
-    table = indent(text_table(_HEAD, _plan_rows(plan), left=(len(_HEAD) - 1,)), "  ")
-    return "\n".join([title, table, *notes])
 
 
 def _plan_rows(plan: CallPlan) -> list[tuple[str, ...]]:
@@ -402,18 +360,11 @@ def with_worker_trims(plan: CallPlan) -> CallPlan:
 
 
 def _with_trim(method: str, call: RankCall) -> RankCall:
-    trim = RowTrim(method, call.rank, call.rows or 0, call.pad)
-    args, kwargs = list(call.args), dict(call.kwargs)
-    _wrap_first_batch(args, kwargs, trim)
-    return call._replace(args=tuple(args), kwargs=kwargs)
-
-
-def _wrap_first_batch(args: list[Any], kwargs: dict[str, Any], trim: RowTrim) -> None:
-    for index, value in enumerate(args):
-        if is_batch(value):
-            args[index] = PaddedPart(value, trim)
-            return
-    for name, value in kwargs.items():
-        if is_batch(value):
-            kwargs[name] = PaddedPart(value, trim)
-            return
+    # Positions and names in one dict: the first batch may be at either.
+    held: dict[Any, Any] = {**dict(enumerate(call.args)), **call.kwargs}
+    first = next((place for place, value in held.items() if is_batch(value)), None)
+    if first is not None:
+        trim = RowTrim(method, call.rank, call.rows or 0, call.pad)
+        held[first] = PaddedPart(held[first], trim)
+    args = tuple([held.pop(place) for place in range(len(call.args))])
+    return call._replace(args=args, kwargs=held)
