@@ -176,14 +176,15 @@ def _copy_tensor(value: torch.Tensor, memo: Memo) -> torch.Tensor:
 
 def _copy_batch(value: DataProto, memo: Memo) -> DataProto:
     made = memo[id(value)] = object.__new__(type(value))
-    held = {
-        **value._private(),
-        "_tensors": value._held() if value._has_batch() else None,
-        "non_tensor_batch": value.non_tensor_batch,
-        "meta_info": value.meta_info,
-    }
-    copied = {name: _copied(item, memo) for name, item in held.items()}
-    made.__dict__.update(copied, _num_rows=value._row_count(), _device=value._batch_device())
+    tensors = {key: _copied(column, memo) for key, column in value._held().items()}
+    made.__dict__.update(
+        {name: _copied(item, memo) for name, item in value._private().items()},
+        _tensors=tensors if value._has_batch() else None,
+        _num_rows=value._row_count(),
+        _device=value._batch_device(),
+        non_tensor_batch={key: _copied(column, memo) for key, column in value.non_tensor_batch.items()},
+        meta_info=_copied(value.meta_info, memo),
+    )
     return made
 
 
