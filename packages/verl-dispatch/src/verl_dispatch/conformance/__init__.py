@@ -21,11 +21,9 @@ from verl_dispatch.conformance.backend import Backend, GroupCache, groups
 from verl_dispatch.conformance.binding import TestBinding, TestColocation
 from verl_dispatch.conformance.calls import TestCalls, TestOrder, TestPrograms
 from verl_dispatch.conformance.failures import TestFailures, TestLifecycle
-from verl_dispatch.conformance.modes import TestArguments, TestModes
-from verl_dispatch.conformance.remote import TestDeclaredColumns, TestRemote
-from verl_dispatch.conformance.rows import TestMeshes, TestRows
+from verl_dispatch.conformance.modes import TestArguments, TestMeshes, TestModes, TestRows
 from verl_dispatch.conformance.seen import TestNotebooks, TestRecords, TestTraces
-from verl_dispatch.conformance.values import TestFutures, TestIsolation
+from verl_dispatch.conformance.values import TestDeclaredColumns, TestFutures, TestIsolation, TestRemote
 
 __all__ = [
     "Backend",

@@ -7,6 +7,6 @@ except ModuleNotFoundError as missing:
         "verl_dispatch.conformance is a pytest suite: pip install verl-dispatch[conformance]", name="pytest"
     ) from missing
 
-_MODULES = ["backend", "binding", "calls", "failures", "modes", "remote", "rows", "seen", "values"]
+_MODULES = ["backend", "binding", "calls", "failures", "modes", "seen", "values"]
 
 pytest.register_assert_rewrite(*(f"{__package__}.{name}" for name in _MODULES))
