@@ -83,9 +83,6 @@ def _check_override(cls: type, name: str, function: Any) -> None:
 # --- what a group knows of one of them --------------------------------------------------------------------
 
 
-_PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RegisteredMethod:
     """A registered method: how it is called, and the shape of its arguments, read once.
@@ -108,7 +105,7 @@ class RegisteredMethod:
     signature: inspect.Signature
     is_async: bool
     labels: Labels
-    shape: _Shape = field(repr=False)
+    stand_in: Callable[..., None] = field(repr=False)
 
     @classmethod
     def of(cls, name: str, function: Callable[..., Any]) -> RegisteredMethod:
@@ -131,7 +128,7 @@ class RegisteredMethod:
             signature=signature,
             is_async=inspect.iscoroutinefunction(function),
             labels=Labels(name, positional_names(signature.parameters.values())),
-            shape=_Shape.of(signature),
+            stand_in=_stand_in(signature),
         )
 
     def check_binding(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -140,7 +137,9 @@ class RegisteredMethod:
         Raises:
             TypeError: too many, unknown or missing arguments.
         """
-        if not self.shape.fits(len(args), kwargs):
+        try:
+            self.stand_in(*args, **kwargs)
+        except TypeError:
             try:
                 self.signature.bind(*args, **kwargs)
             except TypeError as error:
@@ -158,41 +157,16 @@ class RegisteredMethod:
         return f"; to set an option of the call: group.{self.name}.options({shown})(...)" if meant else ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """Enough of a signature to accept common calls without `inspect`; what it rejects is bound in full."""
-
-    names: tuple[str, ...]
-    num_required: int
-    more_args: bool
-    more_kwargs: bool
-    simple: bool
-
-    @classmethod
-    def of(cls, signature: inspect.Signature) -> _Shape:
-        parameters = list(signature.parameters.values())
-        kinds = [parameter.kind for parameter in parameters]
-        plain = [parameter for parameter in parameters if parameter.kind is _PLAIN]
-        return cls(
-            names=tuple(parameter.name for parameter in plain),
-            num_required=sum(parameter.default is inspect.Parameter.empty for parameter in plain),
-            more_args=inspect.Parameter.VAR_POSITIONAL in kinds,
-            more_kwargs=inspect.Parameter.VAR_KEYWORD in kinds,
-            simple=not {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.KEYWORD_ONLY} & set(kinds),
-        )
-
-    def fits(self, num_args: int, kwargs: Mapping[str, Any]) -> bool:
-        if not self.simple or (num_args > len(self.names) and not self.more_args):
-            return False
-        if not kwargs:
-            return num_args >= self.num_required
-        return self._names_fit(num_args, kwargs)
-
-    def _names_fit(self, num_args: int, kwargs: Mapping[str, Any]) -> bool:
-        given, free = self.names[:num_args], self.names[num_args:]
-        return all(name in free or (self.more_kwargs and name not in given) for name in kwargs) and all(
-            name in kwargs for name in self.names[num_args : self.num_required]
-        )
+def _stand_in(signature: inspect.Signature) -> Callable[..., None]:
+    """A function of the same parameters that does nothing: Python binds arguments faster than `inspect`."""
+    empty = inspect.Parameter.empty
+    parameters = [
+        each.replace(annotation=empty, default=empty if each.default is empty else None)
+        for each in signature.parameters.values()
+    ]
+    bare = str(signature.replace(parameters=parameters, return_annotation=empty))
+    made: Callable[..., None] = eval(f"lambda {bare[1:-1]}: None")
+    return made
 
 
 def _without_self(function: Callable[..., Any]) -> inspect.Signature:
