@@ -80,6 +80,11 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
     def _asked_for_later(self) -> CallOptions:
         return self._options.changed(blocking=None)
 
+    @cached_property
+    def _handed_on(self) -> CallOptions:
+        """The caller gets futures: others may read the answers, so a backend can prepare them for that."""
+        return self._options.changed(blocking=False)
+
     def submit(self, /, *args: GP.args, **kwargs: GP.kwargs) -> CallFuture[G_co]:
         """Starts the method and returns a future of its result: `result(timeout)`, or `await` it."""
         return CallFuture(self._sent(args, kwargs, self._asked_for_later))
@@ -127,14 +132,10 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         return f"<{self.__name__}{self.__signature__} of {self._group!r}, {self._planner.mode}>"
 
     def _later(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # Says that the caller gets futures: others may read the answers, so a backend can prepare them for
-        # that.
-        options = self._options.changed(blocking=False)
-
         def plan(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
             return with_worker_trims(self._planner.plan(args, kwargs))
 
-        sent: Call = self._group._started(self._method.name, plan, args, kwargs, options)
+        sent: Call = self._group._started(self._method.name, plan, args, kwargs, self._handed_on)
         collect = sent.plan.collect
         is_batch = isinstance(collect, BatchCollector)
         result: Any = sent.data_future() if is_batch else collect.arrange(sent.futures())

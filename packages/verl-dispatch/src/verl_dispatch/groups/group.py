@@ -37,7 +37,7 @@ from verl_dispatch.methods.static import A, D, G, GroupRef, GroupWorker, Method,
 from verl_dispatch.modes import Ref
 from verl_dispatch.planning.mesh import Mesh, mesh_of
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, UNNAMED, CallOptions
-from verl_dispatch.planning.plan import CallPlan, RankCall
+from verl_dispatch.planning.plan import CallPlan, Scatter
 from verl_dispatch.workers.observed import RecordWhen
 from verl_dispatch.workers.roles import bad_roles
 from verl_dispatch.workers.worker import Worker
@@ -330,7 +330,7 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
 
     def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Runs any method, registered or not, with these arguments on every worker; answers in rank order."""
-        sent = self._sent(method_name, range(self.world_size), args, kwargs, DEFAULT_OPTIONS)
+        sent = self._sent(method_name, self.world_size, args, kwargs, DEFAULT_OPTIONS)
         try:
             answers: list[Any] = sent.collect(sent.wait())
             return answers
@@ -341,7 +341,7 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
 
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[GroupRef]:
         """As `execute_all_sync`, but returns one future per worker at once."""
-        return self._sent(method_name, range(self.world_size), args, kwargs, _HANDED_ON).futures()
+        return self._sent(method_name, self.world_size, args, kwargs, _HANDED_ON).futures()
 
     def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[GroupRef]:
         """The same as `execute_all_async`."""
@@ -349,12 +349,12 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
 
     def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
         """Runs any method, registered or not, on rank 0; its answer."""
-        sent = self._sent(method_name, (0,), args, kwargs, DEFAULT_OPTIONS)
+        sent = self._sent(method_name, 1, args, kwargs, DEFAULT_OPTIONS)
         return sent.collect(sent.wait())[0]
 
     def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> GroupRef:
         """As `execute_rank_zero_sync`, but returns a future at once."""
-        future: GroupRef = self._sent(method_name, (0,), args, kwargs, _HANDED_ON).futures()[0]
+        future: GroupRef = self._sent(method_name, 1, args, kwargs, _HANDED_ON).futures()[0]
         return future
 
     def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> GroupRef:
@@ -364,16 +364,16 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
     def _sent(
         self,
         method: str,
-        ranks: Sequence[int],
+        num_ranks: int,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         options: CallOptions,
     ) -> Call:
-        """A call with the same arguments to these ranks, of any method."""
+        """A call with the same arguments to the first ranks, of any method."""
 
         def plan(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
-            calls = tuple([RankCall(rank, args, kwargs) for rank in ranks])
-            return CallPlan(calls, method, "", self.world_size, tuple(ranks))
+            calls, ranks, *_ = Scatter.of_all(args, kwargs, num_ranks)
+            return CallPlan(calls, method, "", self.world_size, ranks)
 
         return self._started(method, plan, args, kwargs, options)
 

@@ -137,12 +137,6 @@ def dispatch_one_to_one(group: Any, /, *args: Any, **kwargs: Any) -> CallPlan:
         InvalidValueError: arguments that name different ranks, ranks outside the world, or none at all.
         EntryCountError: a list of another length.
     """
-    scatter = scatter_one_to_one(group, *args, **kwargs)
-    return CallPlan(scatter.calls, fetched_ranks=scatter.fetched_ranks, collect=scatter.collect)
-
-
-def scatter_one_to_one(group: Any, /, *args: Any, **kwargs: Any) -> Scatter:
-    """One call for each rank that the arguments name."""
     labels, values = current_labels(), [*args, *kwargs.values()]
     named = {
         label: _by_rank(labels.method, label, value, group.world_size)
@@ -161,7 +155,8 @@ def scatter_one_to_one(group: Any, /, *args: Any, **kwargs: Any) -> Scatter:
         named_row = dict(zip(kwargs, row[len(args) :], strict=True))
         calls.append(RankCall(rank, tuple(row[: len(args)]), named_row))
     as_dict = any(isinstance(value, Mapping) for value in values)
-    return Scatter(tuple(calls), ranks, collect=DictCollector(labels.method, ranks) if as_dict else LIST)
+    collect = DictCollector(labels.method, ranks) if as_dict else LIST
+    return CallPlan(tuple(calls), fetched_ranks=ranks, collect=collect)
 
 
 def _bad_ranks(method: str, problem: str) -> InvalidValueError:

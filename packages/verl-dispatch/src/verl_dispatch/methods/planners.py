@@ -94,7 +94,7 @@ class CallPlanner:
 
     def _scatter(
         self, spec: registry.ModeSpec, world_size: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Scatter:
+    ) -> Scatter | CallPlan:
         scope = self._scope
         if self._row_options:
             # Whether they were asked for is a fact of this call alone.
@@ -109,7 +109,7 @@ class CallPlanner:
         finally:
             CURRENT_CALL.reset(token)
         if not spec.is_custom:
-            if isinstance(result, Scatter):
+            if isinstance(result, (Scatter, CallPlan)):
                 return result
             lists, named = result
             return Scatter.of_lists(lists, named, world_size)
@@ -119,7 +119,7 @@ class CallPlanner:
         to_rank_zero = self._execute is Execute.RANK_ZERO
         return _checked_result(self.mode, result, world_size, to_rank_zero=to_rank_zero)
 
-    def _collector(self, spec: registry.ModeSpec, scatter: Scatter) -> collectors.Collector:
+    def _collector(self, spec: registry.ModeSpec, scatter: Scatter | CallPlan) -> collectors.Collector:
         name, ranks, layout = self._method.name, scatter.fetched_ranks, scatter.layout
         if spec.collector is not None:
             return spec.collector(name, ranks, layout)
@@ -160,7 +160,7 @@ def _selected(plan: CallPlan, execute: Execute) -> CallPlan:
 
 
 def _ranks_of(execute: Execute, world_size: int, method: str) -> frozenset[int]:
-    selector = registry.rank_selector(execute)
+    selector = registry.RANK_SELECTORS.get(execute)
     given: Any = selector(world_size) if selector else None
     try:
         ranks = [-1 if isinstance(rank, bool) else index(rank) for rank in given]

@@ -37,8 +37,8 @@ class ModeSpec:
         name: how messages and plans name it.
         dispatch_fn: cuts the arguments; public, for custom modes to build on.
         collect_fn: puts answers together where a custom mode builds on this one.
-        collector: what puts answers together in the mode itself; None leaves it to what `scatter` returns,
-            or in a custom mode to `collect_fn`.
+        collector: what puts answers together in the mode itself; None leaves it to the plan that
+            `dispatch_fn` returns, or in a custom mode to `collect_fn`.
         scatter: cuts the arguments in place of `dispatch_fn` where lists could not say how.
         row_options: which of ROW_OPTIONS it takes.
         refuses: why no other execute mode than ALL goes with it; empty where others do.
@@ -91,7 +91,6 @@ MODES: dict[Dispatch, ModeSpec] = {
             "ONE_TO_ONE",
             functions.dispatch_one_to_one,
             functions.collect_all_to_all,
-            scatter=functions.scatter_one_to_one,
             refuses=_NAMES_RANKS,
         ),
         ModeSpec(
@@ -279,7 +278,8 @@ def _not_a_mode(given: object) -> InvalidModeError:
 
 SelectRanks: TypeAlias = Callable[[int], Iterable[SupportsIndex]]
 
-_RANK_SELECTORS: dict[Execute, SelectRanks | None] = {Execute.ALL: None, Execute.RANK_ZERO: None}
+RANK_SELECTORS: dict[Execute, SelectRanks | None] = {Execute.ALL: None, Execute.RANK_ZERO: None}
+"""Execute mode -> what names its ranks; None for the predefined ones."""
 
 
 def get_predefined_execute_fn(mode: Execute) -> dict[str, str]:
@@ -298,13 +298,8 @@ def register_execute_mode(name: str, select_ranks: SelectRanks) -> ExecuteSome:
     if not callable(select_ranks):
         raise TypeError(f"select_ranks must be a function of the world size, got {select_ranks!r}")
     mode = Execute.register(name)
-    _RANK_SELECTORS[mode] = select_ranks
+    RANK_SELECTORS[mode] = select_ranks
     return cast("ExecuteSome", mode)
-
-
-def rank_selector(execute_mode: Execute) -> SelectRanks | None:
-    """The function that picks the ranks of a registered execute mode; None for the predefined ones."""
-    return _RANK_SELECTORS.get(execute_mode)
 
 
 def check_execute_mode(execute_mode: object) -> None:
@@ -313,7 +308,7 @@ def check_execute_mode(execute_mode: object) -> None:
     Raises:
         TypeError: no execute mode, or a member that no strategy belongs to.
     """
-    if not isinstance(execute_mode, Execute) or execute_mode not in _RANK_SELECTORS:
+    if not isinstance(execute_mode, Execute) or execute_mode not in RANK_SELECTORS:
         raise no_mode("execute_mode", execute_mode, Execute.names())
 
 

@@ -171,20 +171,16 @@ class RowTrim:
     rows: int
     pad: int
 
-    def kept(self, returned: int) -> int:
-        """How many of the returned rows stay.
+    def apply(self, answer: Any) -> Any:
+        """The answer without padding rows; an answer that is no batch, or has no rows, stays as it is.
 
         Raises:
             AnswerError: the rows returned are no multiple of the rows sent.
         """
-        return (self.rows - self.pad) * answers_per_row(self.method, self.rank, self.rows, returned)
-
-    def apply(self, answer: Any) -> Any:
-        """The answer without padding rows; an answer that is no batch, or has no rows, stays as it is."""
         returned = answered_rows(answer)
         if returned is None:
             return answer
-        kept = self.kept(returned)
+        kept = (self.rows - self.pad) * answers_per_row(self.method, self.rank, self.rows, returned)
         if kept == returned:
             return answer
         return like(answer, verl_protocol.unpad_dataproto(as_proto(answer), returned - kept))

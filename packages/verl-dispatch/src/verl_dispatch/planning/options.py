@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
@@ -63,12 +63,17 @@ class CallOptions:
     progress: bool = False
 
     def __post_init__(self) -> None:
-        for name, is_valid, expected in _VALID:
+        for name, (kind, expected) in _KINDS.items():
             value = getattr(self, name)
-            if value is not None and not is_valid(value):
-                raise CallOptionError(f"{name}={value!r}", f"expected {expected}")
-        # Infinity, and what no clock counts, is no limit.
-        object.__setattr__(self, "timeout_s", seconds("timeout_s", self.timeout_s))
+            if value is not None and not isinstance(value, kind):
+                raise _unexpected(name, value, expected)
+        if self.uneven not in (None, "balanced"):
+            raise _unexpected("uneven", self.uneven, '"balanced" or None')
+        try:
+            # Infinity, and what no clock counts, is no limit.
+            object.__setattr__(self, "timeout_s", seconds("timeout_s", self.timeout_s, above_zero=True))
+        except (TypeError, ValueError):
+            raise _unexpected("timeout_s", self.timeout_s, "a number of seconds above 0, or None") from None
         if self.equal_size and self.balance is None:
             raise CallOptionError("equal_size=True", "it says how to balance, but no balance column is given")
 
@@ -98,27 +103,16 @@ class CallOptions:
         return replace(self, **changes)
 
 
-def _is_seconds(value: Any) -> bool:
-    try:
-        seconds("timeout_s", value, above_zero=True)
-    except (TypeError, ValueError):
-        return False
-    return True
+def _unexpected(name: str, value: object, expected: str) -> CallOptionError:
+    return CallOptionError(f"{name}={value!r}", f"expected {expected}")
 
 
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-_OR_NONE = ("auto_padding", "blocking", "read_only", "remote")
-_VALID: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("timeout_s", _is_seconds, "a number of seconds above 0, or None"),
-    ("uneven", lambda value: value == "balanced", '"balanced" or None'),
-    ("balance", lambda value: isinstance(value, str), "the name of a column, or None"),
-    *((name, _is_bool, "True or False") for name in ("equal_size", "progress")),
-    *((name, _is_bool, "True, False or None") for name in _OR_NONE),
-    ("execute_mode", lambda value: isinstance(value, Execute), "a member of Execute, or None"),
-)
+_KINDS: Mapping[str, tuple[type, str]] = {
+    "balance": (str, "the name of a column, or None"),
+    "execute_mode": (Execute, "a member of Execute, or None"),
+    **dict.fromkeys(("equal_size", "progress"), (bool, "True or False")),
+    **dict.fromkeys(("auto_padding", "blocking", "read_only", "remote"), (bool, "True, False or None")),
+}
 
 DEFAULT_OPTIONS = CallOptions()
 
