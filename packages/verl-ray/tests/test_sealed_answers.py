@@ -9,7 +9,7 @@ import pytest
 import torch
 from verl_protocol import DataProto, DataProtoFuture
 from verl_protocol.wire import ReadOnlyWriteError, check_unwritten
-from verl_ray.wire.sealed import Payload, Sealed, SealedFuture, settled
+from verl_ray.wire.sealed import Payload, SealedFuture, sealed, settled
 
 ROWS = 512
 
@@ -25,7 +25,7 @@ def batch(first: int = 0, rows: int = ROWS) -> DataProto:
 def arrived(value: Any) -> Payload:
     """As it is read from a store, whose memory others read too."""
     buffers: list[pickle.PickleBuffer] = []
-    data = pickle.dumps(Sealed(value), protocol=5, buffer_callback=buffers.append)
+    data = pickle.dumps(sealed(value), protocol=5, buffer_callback=buffers.append)
     found = pickle.loads(data, buffers=[bytes(buffer.raw()) for buffer in buffers])
     assert isinstance(found, Payload)
     return found

@@ -45,11 +45,16 @@ _LARGE_BYTES = 65536
 
 
 def dumps(
-    value: object, *, pickler: type[pickle.Pickler] = pickle.Pickler
+    value: object, *, pickler: type[pickle.Pickler] = pickle.Pickler, in_band_bytes: int = 0
 ) -> tuple[bytes, list[pickle.PickleBuffer]]:
     """`value` as a pickle (protocol 5) without its tensors and arrays, and their bytes as buffers.
 
     The buffers are views of the live tensors: nothing has been copied yet.
+
+    Args:
+        value: what is pickled.
+        pickler: for what is no tensor.
+        in_band_bytes: buffers of fewer bytes than this are copied into the pickle.
 
     >>> import torch
     >>> data, buffers = dumps({"weight": torch.ones(1000)})
@@ -58,13 +63,23 @@ def dumps(
     >>> loads(data, buffers)["weight"].sum()
     tensor(1000.)
     """
-    return _dumps(_Envelope(value), pickler)
+    return _dumps(_Envelope(value), pickler, in_band_bytes)
 
 
-def _dumps(value: object, pickler: type[pickle.Pickler]) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    stream, buffers = io.BytesIO(), []  # type: ignore[var-annotated]
-    asking = asking_pickler(pickler)  # type: ignore[arg-type]  # mypy takes no class for hashable
-    asking(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+def _dumps(
+    value: object, pickler: type[pickle.Pickler], in_band_bytes: int = 0
+) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    stream = io.BytesIO()
+    buffers: list[pickle.PickleBuffer] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        in_band = buffer.raw().nbytes < in_band_bytes
+        if not in_band:
+            buffers.append(buffer)
+        return in_band
+
+    asking: Any = asking_pickler(pickler)  # type: ignore[arg-type]  # mypy takes no class for hashable
+    asking(stream, protocol=5, buffer_callback=keep if in_band_bytes else buffers.append).dump(value)
     return stream.getvalue(), buffers
 
 

@@ -38,10 +38,9 @@ from verl_ray.wire.message import (
     Slot,
     is_scalar,
     packed,
-    pickled,
 )
 from verl_ray.wire.refs import transport_of
-from verl_ray.wire.sealed import SealedFuture
+from verl_ray.wire.sealed import SealedFuture, compact
 
 if TYPE_CHECKING:
     from verl_protocol import DataProto
@@ -169,7 +168,7 @@ class Packer:
         message: Message = (args, kwargs, None if answer is ONE_READER else tuple(answer))
         if _all_plain(args) and _all_plain(kwargs.values()):
             return (message, *beside.refs)
-        return (pickled(message, self._readers), *beside.refs)
+        return (compact(message, self._readers), *beside.refs)
 
     def _place(self, value: Any, beside: _References) -> Any:
         """The value, or what stands in the message for what goes beside it."""

@@ -18,10 +18,10 @@ from verl_protocol import DataProtoFuture
 from verl_protocol.columns.travel import MOST_OBJECTS
 from verl_protocol.columns.walk import Replacer
 from verl_protocol.futures.any_batch import is_proto
-from verl_protocol.wire import Pickled, check_unwritten, dumps, pack
+from verl_protocol.wire import check_unwritten, dumps, pack
 
-from verl_ray.wire.refs import CloudPickler, PicklerAhead, references_met, with_references
-from verl_ray.wire.sealed import Sealed, SealedFuture, opened, opened_batch
+from verl_ray.wire.refs import CloudPickler
+from verl_ray.wire.sealed import Payload, SealedFuture, compact, opened, opened_batch, sealed
 
 if TYPE_CHECKING:
     from verl_protocol import DataProto
@@ -81,9 +81,9 @@ class Answer(NamedTuple):
 
 
 ONE_READER = Answer()
-Message = tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...] | None] | None
-"""Positional arguments, keyword arguments, and the fields of an `Answer` if not to one reader; None: no
-arguments.
+Message = tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...] | None] | Payload | bytes | None
+"""Positional arguments, keyword arguments, and the fields of an `Answer` if not to one reader; or these as
+`compact` gives them. None: no arguments.
 """
 
 
@@ -93,7 +93,7 @@ def open_message(
     """The arguments with every slot filled."""
     if message is None:
         return (), {}, ONE_READER
-    args, kwargs, asked = message
+    args, kwargs, asked = opened(message, "one")
     answer = ONE_READER if asked is None else Answer(*asked)
     if not refs:
         return args, kwargs, answer
@@ -143,6 +143,9 @@ def prepare_answer(value: Any, answer: Answer, method: str = "") -> Any:
 
     Args:
         method: whose answer it is, for the error where it cannot be pickled.
+
+    Raises:
+        NotPicklableError: it cannot.
     """
     if answer.dropped:
         return None
@@ -150,19 +153,25 @@ def prepare_answer(value: Any, answer: Answer, method: str = "") -> Any:
         from verl_ray.wire.direct import DirectAnswer
 
         return _AnswerOf(method, DirectAnswer(value, answer.transport))
-    if answer.remote:
-        rest, *objects = _set_apart(value)
-        return _AnswerOf(method, rest), *objects
-    if answer.with_rows:
-        return _AnswerOf(method, Sealed(value)), _num_rows(value)
-    if is_scalar(value):
-        return value
-    # A caller who reads it at once hears of it on a thread that must not open it.
-    return _AnswerOf(method, Sealed(value) if answer.readers == "one" else packed(value, answer.readers))
+    # A caller who reads it at once hears of it on a thread that must not open it, so it is sealed.
+    try:
+        if answer.remote:
+            rest, *objects = _set_apart(value)
+            return compact(rest), *objects
+        if answer.with_rows:
+            return sealed(value), _num_rows(value)
+        # Bytes are a value that came compact.
+        if is_scalar(value) and (answer.readers != "one" or not isinstance(value, bytes)):
+            return value
+        return compact(value) if answer.readers == "one" else _AnswerOf(method, packed(value, answer.readers))
+    except Exception as error:
+        raise _not_picklable(method, error) from error
 
 
 class _AnswerOf:
-    """An answer on its way, which says whose it is where it cannot be pickled; what is read is the answer."""
+    """An answer that is pickled on its way, and says then whose it is if it cannot be; what is read is the
+    answer.
+    """
 
     __slots__ = ("_method", "_value")
 
@@ -173,7 +182,11 @@ class _AnswerOf:
         try:
             return self._value.__reduce_ex__(protocol)
         except Exception as error:
-            raise NotPicklableError(f"the answer of method {self._method!r}", str(error)) from error
+            raise _not_picklable(self._method, error) from error
+
+
+def _not_picklable(method: str, error: Exception) -> NotPicklableError:
+    return NotPicklableError(f"the answer of method {method!r}", str(error))
 
 
 def _set_apart(value: Any) -> tuple[Any, ...]:
@@ -185,7 +198,7 @@ def _set_apart(value: Any) -> tuple[Any, ...]:
 
         rest, objects = set_apart(value)
     unused = [None] * (MOST_OBJECTS - len(objects))
-    return (Sealed(rest), *(packed(columns, "one") for columns in objects), *unused)
+    return (rest, *(packed(columns, "one") for columns in objects), *unused)
 
 
 def count_rows(worker: Any, value: Any) -> int:
@@ -224,26 +237,6 @@ def packed(value: Any, readers: Readers) -> Any:
     if is_scalar(value):
         return value
     return pack(value, readers=readers, pickler=CloudPickler, references=True)
-
-
-def pickled(value: Any, readers: Readers) -> Any:
-    """`packed`, and pickled already: what cannot be pickled shows before anything is sent."""
-    with references_met() as met:
-        made = pack(value, readers=readers, pickler=PicklerAhead, references=True).pickled()
-    return _PickledBeside(met, made) if met else made
-
-
-class _PickledBeside:
-    """A value that is pickled but for the references in it, which Ray pickles; what is read is the value."""
-
-    __slots__ = ("_met", "_pickled")
-
-    def __init__(self, met: list[Any], made: Pickled) -> None:
-        self._met, self._pickled = met, made
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        read, arguments = self._pickled.__reduce_ex__(protocol)
-        return with_references, (self._met, read, *arguments)
 
 
 def _num_rows(value: Any) -> int:

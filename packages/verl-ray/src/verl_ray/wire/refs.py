@@ -6,9 +6,9 @@ What of Ray's alpha interface is not documented is used in this module only.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import pickle
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -16,6 +16,9 @@ import ray
 from ray import cloudpickle
 from ray._private.worker import global_worker
 from ray.actor import ActorHandle
+from verl_protocol.columns.travel import references_travel
+from verl_protocol.wire import dumps, loads
+from verl_protocol.wire.buffers import Readers
 
 CloudPickler: Any = cloudpickle.CloudPickler  # pyright: ignore[reportPrivateImportUsage]
 """Ray's pickler, which Ray leaves untyped."""
@@ -24,8 +27,8 @@ CloudPickler: Any = cloudpickle.CloudPickler  # pyright: ignore[reportPrivateImp
 _beside: ContextVar[list[Any]] = ContextVar("verl_ray_references_beside")
 
 
-class PicklerAhead(CloudPickler):  # type: ignore[misc]
-    """Ray's pickler, for what is pickled before Ray sends it, while `references_met` is open."""
+class _PicklerAhead(CloudPickler):  # type: ignore[misc]
+    """Ray's pickler, for what is pickled before Ray sends it."""
 
     def reducer_override(self, obj: Any) -> Any:
         """As in Ray's pickler, which asks this about every object."""
@@ -36,26 +39,27 @@ class PicklerAhead(CloudPickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-@contextmanager
-def references_met() -> Iterator[list[Any]]:
-    """Fills with the references and handles that are pickled here.
+def dumps_ahead(value: object, in_band_bytes: int = 0) -> tuple[bytes, list[pickle.PickleBuffer], list[Any]]:
+    """What `dumps` gives, and the references and handles that were met.
 
-    They count only where Ray itself pickles them, so they have to go beside the pickle: see
-    `with_references`.
+    They count only where Ray itself pickles them, so they have to go beside the pickle. Remote columns stay
+    where they are.
     """
     met: list[Any] = []
     token = _beside.set(met)
     try:
-        yield met
+        with references_travel():
+            data, buffers = dumps(value, pickler=_PicklerAhead, in_band_bytes=in_band_bytes)
     finally:
         _beside.reset(token)
+    return data, buffers, met
 
 
-def with_references(refs: list[Any], read: Callable[..., Any], *pickle: Any) -> Any:
-    """What `read` makes of a pickle, given the references that were met in it."""
+def loads_beside(refs: list[Any], data: Any, buffers: Iterable[Any], readers: Readers) -> Any:
+    """The value that `dumps_ahead` took apart; see `verl_protocol.wire.loads`."""
     token = _beside.set(refs)
     try:
-        return read(*pickle)
+        return loads(data, buffers, readers=readers)
     finally:
         _beside.reset(token)
 

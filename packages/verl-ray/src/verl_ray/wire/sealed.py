@@ -13,46 +13,43 @@ from typing import Any, TypeVar
 
 import numpy as np
 from verl_protocol import DataProtoFuture
-from verl_protocol.columns.travel import references_travel
 from verl_protocol.columns.walk import leaves
 from verl_protocol.futures.any_batch import num_rows_of
 from verl_protocol.futures.parts import PartSpan
 from verl_protocol.kinds import is_tensor
-from verl_protocol.wire import dumps, loads
+from verl_protocol.wire import loads
 from verl_protocol.wire.buffers import Readers
 
-from verl_ray.wire.refs import CloudPickler
+from verl_ray.wire.refs import dumps_ahead, loads_beside
 
 T = TypeVar("T")
 _LARGE_BYTES = 65536
+"""A pickle of more bytes is a buffer of its own: Ray does not copy those."""
 
-
-class Sealed:
-    """A value on its way to whoever opens it; what is read back is a `Payload`."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Pickled here and not before, so that references inside count for the pickle around.
-        with references_travel():
-            data, buffers = dumps(self._value, pickler=CloudPickler)
-        return Payload, (pickle.PickleBuffer(data) if len(data) > _LARGE_BYTES else data, buffers)
+_SMALL_BYTES = 8192
+"""A buffer of fewer bytes is copied into the pickle, which costs less than what Ray does for a buffer."""
 
 
 class Payload:
-    """A value that was sealed, still in the memory in which it came."""
+    """A value that is pickled, for whoever opens it, still in the memory in which it came.
 
-    __slots__ = ("_buffers", "_data")
+    Args:
+        data: the pickle.
+        buffers: its buffers.
+        refs: the references in it, as only those count that Ray pickles itself.
+        readers: how it must be opened; None leaves that to the reader.
+    """
 
-    def __init__(self, data: Any, buffers: Sequence[Any]) -> None:
-        self._data, self._buffers = data, buffers
+    __slots__ = ("_buffers", "_data", "_readers", "_refs")
+
+    def __init__(
+        self, data: Any, buffers: Sequence[Any], refs: list[Any], readers: Readers | None = None
+    ) -> None:
+        self._data, self._buffers, self._refs, self._readers = data, buffers, refs, readers
 
     def open(self, readers: Readers) -> Any:
         """The value; see `verl_protocol.wire.loads`."""
-        return loads(self._data, self._buffers, readers=readers)
+        return loads_beside(self._refs, self._data, self._buffers, self._readers or readers)
 
     def spans(self) -> list[tuple[int, int]]:
         """First and last address of its memory, buffer by buffer."""
@@ -64,11 +61,35 @@ class Payload:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Payload, (self._data, [pickle.PickleBuffer(buffer) for buffer in self._buffers])
+        data = pickle.PickleBuffer(self._data) if len(self._data) > _LARGE_BYTES else self._data
+        buffers = [pickle.PickleBuffer(buffer) for buffer in self._buffers]
+        return Payload, (data, buffers, self._refs, self._readers)
+
+
+def sealed(value: object, readers: Readers | None = None) -> Payload:
+    """The value, pickled: what cannot be pickled shows here.
+
+    Args:
+        value: what is pickled.
+        readers: how it must be opened; None leaves that to the reader.
+    """
+    return Payload(*dumps_ahead(value), readers)
+
+
+def compact(value: object, readers: Readers = "one") -> Payload | bytes:
+    """As `sealed`; as bytes, which Ray carries without a pickle of its own, where little is in the value."""
+    # Whoever only reads may not write into small arrays either, and numpy tells of that in a buffer only.
+    in_band_bytes = 0 if readers == "read_only" else _SMALL_BYTES
+    data, buffers, refs = dumps_ahead(value, in_band_bytes)
+    if buffers or refs or len(data) > _LARGE_BYTES or readers != "one":
+        return Payload(data, buffers, refs, readers)
+    return data
 
 
 def opened(value: Any, readers: Readers = "many") -> Any:
-    """The value itself, also where it came sealed; see `verl_protocol.wire.loads`."""
+    """The value itself, also where it came `sealed` or `compact`; see `verl_protocol.wire.loads`."""
+    if isinstance(value, bytes):
+        return loads(value)
     return value.open(readers) if isinstance(value, Payload) else value
 
 
@@ -130,9 +151,9 @@ def settled(value: T, arrived: Sequence[Payload], read_only: bool) -> T:
     spans = [span for each in arrived for span in each.spans()]
     if not read_only and not any(_lies_in(_place(leaf), spans) for _, leaf in leaves(value)):
         return value
-    data, buffers = dumps(value, pickler=CloudPickler)
+    data, buffers, refs = dumps_ahead(value)
     ready = buffers if read_only else [_own(buffer, spans) for buffer in buffers]
-    again: T = loads(data, ready, readers="read_only" if read_only else "one")
+    again: T = loads_beside(refs, data, ready, "read_only" if read_only else "one")
     return again
 
 
