@@ -37,7 +37,11 @@ def set_apart(batch: S, large_bytes: int = LARGE_BYTES) -> tuple[S, list[dict[st
         large_bytes: from which size on a column is set apart.
     """
     held = batch._held()
-    sizes = {key: nbytes_of(column) for key, column in held.items() if _can_lie_apart(column)}
+    sizes = {
+        key: nbytes_of(column) if column.is_nested else column.nbytes
+        for key, column in held.items()
+        if _can_lie_apart(column)
+    }
     large = [key for key, nbytes in sizes.items() if nbytes >= large_bytes]
     together = {key for pair in ops.sharing(held).items() for key in pair}
     heavy = [key for key in large if sizes[key] >= _HEAVY_BYTES and key not in together]

@@ -49,6 +49,10 @@ class BatchColumns(BatchRows):
         Raises:
             UnknownKeyError: there is no such tensor column.
         """
+        held: Any = None if self._tensors is None else self._tensors.get(key)
+        if isinstance(held, RemoteColumn) and held.fetched is not None:
+            found: torch.Tensor = held.fetched
+            return found
         tensors = self._held()
         if key not in tensors:
             other = f"; it is a {NON_TENSOR}: .column({key!r})" if key in self.non_tensor_batch else ""

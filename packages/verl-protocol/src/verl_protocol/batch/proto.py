@@ -123,7 +123,14 @@ class DataProto(BatchJoining):
         held = checks.tensor_columns(tensors)
         arrays = checks.array_columns(non_tensors)
         count = checks.check_columns(held, arrays)
-        made = cls._make(held if tensors else None, count, arrays, copy_meta(meta_info))
+        meta = copy_meta(meta_info)
+        if cls is DataProto:
+            # What has been checked here is not checked again.
+            made = object.__new__(cls)
+            made.__dict__.update(non_tensor_batch=arrays, meta_info=meta)
+            made._set_columns(held if tensors else None, count, None)
+        else:
+            made = cls._make(held if tensors else None, count, arrays, meta)
         made._auto_padding = padded
         return made
 

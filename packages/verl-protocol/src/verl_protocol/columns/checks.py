@@ -352,6 +352,8 @@ def misfit(column: Any, dtype: Any, row_shape: Sequence[int | None] | None) -> s
         dtype: of torch or numpy, whose strings may be of any length; None for any.
         row_shape: the sizes of a row, None for any; None for any shape.
     """
+    if dtype is None and row_shape is None:
+        return ""
     if isinstance(column, np.ndarray) and not len(column):
         # It says nothing: numpy makes float64 of an empty list.
         return ""

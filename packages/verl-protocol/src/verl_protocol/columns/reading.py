@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -36,26 +35,15 @@ class InProcessStore:
         return [piece.ref.columns for piece in pieces]
 
 
-_watch: ContextVar[Callable[[Any], bool] | None] = ContextVar("verl_protocol_watch", default=None)
-
-
-@contextmanager
-def reading_views(watch: Callable[[Any], bool]) -> Iterator[None]:
-    """What is read here may lie in the memory of the store, where `watch` allows it.
-
-    Args:
-        watch: gets columns by key.
-    """
-    token = _watch.set(watch)
-    try:
-        yield
-    finally:
-        _watch.reset(token)
+WATCH: ContextVar[Callable[[Mapping[str, Any]], bool] | None] = ContextVar(
+    "verl_protocol_watch", default=None
+)
+"""Gets columns by key, and says whether they may be read as views of the memory of their store."""
 
 
 def reading_is_watched() -> bool:
-    """Whether this is in a block of `reading_views`."""
-    return _watch.get() is not None
+    """Whether what is read here may lie in the memory of its store."""
+    return WATCH.get() is not None
 
 
 def read(column: Any, key: str = "a column", beside: Iterable[Any] = ()) -> Any:
@@ -68,7 +56,7 @@ def read(column: Any, key: str = "a column", beside: Iterable[Any] = ()) -> Any:
 def read_all(columns: Mapping[str, Any], beside: Iterable[Any] = ()) -> dict[str, Any]:
     """The rows of all columns, here, with one fetch from each store; no column is read twice.
 
-    What is given is private: writes reach neither the store nor another reader, but in `reading_views`.
+    What is given is private: writes reach neither the store nor another reader, unless `WATCH` is set.
 
     Args:
         columns: what is read.
@@ -140,7 +128,7 @@ def _assembled(
     whole = parts[0] if len(parts) == 1 else ops.concat_all(parts)
     rows = model.rows if isinstance(model.rows, range) else torch.from_numpy(model.rows)
     taken = ops.take_all(whole, rows)
-    made, watch = taken, _watch.get()
+    made, watch = taken, WATCH.get()
     if len(parts) == 1 and isinstance(model.rows, range) and (watch is None or not watch(taken)):
         made = ops.concat_all([taken])
     for key, column in made.items():

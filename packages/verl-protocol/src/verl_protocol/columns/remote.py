@@ -344,5 +344,5 @@ def same_rows(first: RowMap, second: RowMap) -> bool:
 def _version_of(column: Any) -> int:
     """How often torch has seen a write into the column; arrays are handed out read-only instead."""
     if isinstance(column, torch.Tensor):
-        return int((column.values() if is_jagged(column) else column)._version)
+        return int((column.values() if column.is_nested else column)._version)
     return 0

@@ -110,13 +110,11 @@ def loads(
         if "torch" not in sys.modules:
             return value
         # The first tensors that this process meets brought torch; now they are read such as to be watched.
-    from verl_protocol.wire.reduce import counting_writes, loading_on
+    from verl_protocol.wire.reduce import loading
 
-    with nullcontext() if device is None else loading_on(device):
-        if readers != "read_only":
-            return pickle.loads(data, buffers=ready)
-        with counting_writes() as made:
-            return watch(pickle.loads(data, buffers=ready), made)
+    with loading(device, readers == "read_only") as made:
+        value = pickle.loads(data, buffers=ready)
+    return value if made is None else watch(value, made)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ are not counted.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from verl_protocol.columns.walk import leaves, visited
@@ -89,25 +89,28 @@ def sharing_reads(shared: bool) -> Iterator[None]:
     if not shared or "torch" not in sys.modules:
         yield
         return
-    from verl_protocol.columns.reading import reading_views
+    from verl_protocol.columns.reading import WATCH
 
     guards: list[_Guard] = []
     is_open = True
 
-    def watched(columns: object) -> bool:
-        # Of a jagged one also what it consists of: its own count does not tell of a write into that.
-        tensors = [(name, found) for name, found in visited(columns) if is_tensor(found)]
+    def watched(columns: Mapping[str, Any]) -> bool:
+        tensors = [(name, column) for name, column in columns.items() if is_tensor(column)]
+        if any(tensor.is_nested for _, tensor in tensors):
+            # Of a jagged one also what it consists of: its own count does not tell of a write into that.
+            tensors = [(name, found) for name, found in visited(columns) if is_tensor(found)]
         # Tensors made under inference mode count no writes, so nothing could be noticed.
         if not is_open or any(tensor.is_inference() for _, tensor in tensors):
             return False
         guards.append(_guard_of(tensors))
         return True
 
-    with reading_views(watched):
-        try:
-            yield
-        finally:
-            is_open = False
+    token = WATCH.set(watched)
+    try:
+        yield
+    finally:
+        is_open = False
+        WATCH.reset(token)
     for guard in guards:
         guard.check()
 

@@ -76,30 +76,24 @@ def target_device() -> torch.device | None:
 
 
 @contextmanager
-def loading_on(device: torch.device | str | int | None) -> Iterator[None]:
-    """Tensors that this thread unpickles inside the block land on `device`; without it, on the CPU."""
-    before = _target.device
-    _target.device = None if device is None else torch.device(device)
-    try:
-        yield
-    finally:
-        _target.device = before
+def loading(device: torch.device | str | None, counts_writes: bool) -> Iterator[list[torch.Tensor] | None]:
+    """How this thread makes the tensors that it unpickles inside the block.
 
-
-@contextmanager
-def counting_writes() -> Iterator[list[torch.Tensor]]:
-    """What this thread unpickles inside the block counts in-place writes, as `wire_guard` needs it.
-
-    The list that the block is given fills with the dense tensors that were made.
+    Args:
+        device: where they land; None for the CPU.
+        counts_writes: whether they count in-place writes, as `wire.guard` needs it. Then the list that the
+            block is given fills with the dense ones that were made.
     """
-    before = _target.counted
-    counted = _target.counted = []
+    before = _target.device, _target.counted
+    made: list[torch.Tensor] | None = [] if counts_writes else None
+    _target.device, _target.counted = None if device is None else torch.device(device), made
+    # Tensors made under inference mode count no writes.
+    counting = counts_writes and torch.is_inference_mode_enabled()
     try:
-        # Tensors made under inference mode count no writes.
-        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
-            yield counted
+        with torch.inference_mode(False) if counting else nullcontext():
+            yield made
     finally:
-        _target.counted = before
+        _target.device, _target.counted = before
 
 
 def reduce_tensor(tensor: torch.Tensor, protocol: int, part: Part) -> Reduction | None:
