@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from types import CoroutineType
@@ -50,18 +50,19 @@ class TurnEngine:
     def __init__(self, infos: Sequence[RankInfo]) -> None:
         seat = Seat(_REASON)
         self.ranks: list[LocalRank] = [LocalRank(info, seat, sets_environment=True) for info in infos]
-        self._environment = RankEnvironment(infos)
+        self._variables = [info.environment() for info in infos]
 
     def start(self, call: LocalCall, run: Run) -> None:
         """Have every rank of the plan run its part, to the end."""
-        show, clock, limit_s = self._environment.show, time.perf_counter, call.deadline.limit
-        saved = self._environment.enter()
+        clock, limit_s = time.perf_counter, call.deadline.limit
+        before = remember(self._variables[0])
         try:
             for each in call.plan.calls:
-                show(each.rank)
+                for name, value in self._variables[each.rank].items():
+                    os.environ[name] = value
                 started = clock()
                 try:
-                    value = run(self.ranks[each.rank], each)
+                    answer = run(self.ranks[each.rank], each)
                 except _FAILURES as error:
                     call.failed(each.rank, error)
                     continue
@@ -69,9 +70,9 @@ class TurnEngine:
                 call.seconds[each.rank] = spent = clock() - started
                 if limit_s is not None and spent > limit_s:
                     call.overdue.append(each.rank)
-                call.answered(each.rank, value)
+                call.answered(each.rank, answer)
         finally:
-            self._environment.leave(saved)
+            put_back(before)
 
     def close(self, reason: str) -> None:
         """Drop the workers."""
@@ -81,52 +82,40 @@ class TurnEngine:
 
 _lock = threading.Lock()
 _depth = 0
-_before_all: dict[str, str] = {}
+_before_all: dict[str, str | None] = {}
 
 
-class RankEnvironment:
-    """The variables of all ranks of one group, shown one rank after the other."""
+def remember(names: Iterable[str]) -> dict[str, str | None]:
+    """The environment variables of these names as they are, None for what is not there; for `put_back`."""
+    global _depth, _before_all
+    before: dict[str, str | None] = {}
+    with _lock:
+        for name in names:
+            # One look per variable: to ask whether it is there would be another.
+            try:
+                before[name] = os.environ[name]
+            except KeyError:
+                before[name] = None
+        if _depth == 0:
+            _before_all = before
+        _depth += 1
+    return before
 
-    def __init__(self, infos: Sequence[RankInfo]) -> None:
-        self._per_rank = [info.environment() for info in infos]
-        self._names = tuple(self._per_rank[0])
 
-    def enter(self) -> dict[str, str]:
-        """Remember what is there; `show(rank)` sets a rank's variables, `leave` puts back what was before."""
-        global _depth, _before_all
-        saved: dict[str, str] = {}
-        with _lock:
-            for name in self._names:
-                # One look per variable: to ask whether it is there would be another.
-                try:
-                    saved[name] = os.environ[name]
-                except KeyError:
-                    continue
-            if _depth == 0:
-                _before_all = saved
-            _depth += 1
-        return saved
-
-    def show(self, rank: int) -> None:
-        """Set a rank's variables."""
-        for name, value in self._per_rank[rank].items():
-            os.environ[name] = value
-
-    def leave(self, saved: Mapping[str, str]) -> None:
-        """Undo `enter` and every `show` since: the last of several threads, those of all threads."""
-        global _depth
-        with _lock:
-            _depth -= 1
-            before = _before_all if _depth == 0 else saved
-            for name in self._names:
-                try:
-                    if name in before:
-                        os.environ[name] = before[name]
-                    else:
-                        del os.environ[name]
-                except KeyError:
-                    # A worker has dropped it itself.
-                    continue
+def put_back(before: Mapping[str, str | None]) -> None:
+    """Undo what was set since `remember`: the last of several threads, what all of them have set."""
+    global _depth
+    with _lock:
+        _depth -= 1
+        for name, value in (_before_all if _depth == 0 else before).items():
+            try:
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+            except KeyError:
+                # A worker has dropped it itself.
+                continue
 
 
 # --- Ranks that have a thread each, and can meet --------------------------------------------------------
@@ -142,15 +131,11 @@ class ThreadEngine:
 
     def __init__(self, infos: Sequence[RankInfo], name: str) -> None:
         self._threads = [RankThread(info, name) for info in infos]
+        self.ranks: list[LocalRank] = [thread.rank for thread in self._threads]
         # Calls that wait or run are kept by the ranks; those that are done leave by themselves.
         self._open: weakref.WeakSet[LocalCall] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closed: str | None = None
-
-    @property
-    def ranks(self) -> list[LocalRank]:
-        """The ranks, in order."""
-        return [thread.rank for thread in self._threads]
 
     def start(self, call: LocalCall, run: Run) -> None:
         """Have every rank of the plan run its part, after what it was given before."""

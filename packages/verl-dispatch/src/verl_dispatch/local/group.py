@@ -224,7 +224,10 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
 
     def startup_report(self) -> dict[str, float | int]:
         """Seconds that the start took, stage by stage, and which rank took longest."""
-        return self._state.report()
+        state = self._state
+        slowest = max(range(self._world_size), key=state.build_s.__getitem__)
+        init_s = max(state.build_s) if state.concurrent else sum(state.build_s)
+        return {"placement_s": 0.0, "actors_s": 0.0, "init_s": init_s, "slowest_rank": slowest}
 
     def restart(self) -> None:
         """Build all workers anew from the same class and arguments; old futures and meshes are dropped.
@@ -380,9 +383,3 @@ class LocalState:
             self.closed = True
             self._finalizer.detach()
             self._engine.close("the group was shut down")
-
-    def report(self) -> dict[str, float | int]:
-        """Seconds that the start took, stage by stage, and which rank took longest."""
-        slowest = max(range(self.world_size), key=self.build_s.__getitem__)
-        init_s = max(self.build_s) if self.concurrent else sum(self.build_s)
-        return {"placement_s": 0.0, "actors_s": 0.0, "init_s": init_s, "slowest_rank": slowest}
