@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -28,7 +27,7 @@ from verl_protocol.tables import html_table
 from verl_dispatch import errors
 from verl_dispatch.groups.bound_method import GroupMethod
 from verl_dispatch.groups.call import AnswerStream, Call, CallFuture
-from verl_dispatch.groups.pool import ResourcePool
+from verl_dispatch.groups.pool import EndsWithBlock, ResourcePool
 from verl_dispatch.groups.trace import CallObserver, Trace, TracedCall
 from verl_dispatch.methods.decorator import MAGIC_ATTR
 from verl_dispatch.methods.registered import RegisteredMethod, registered_methods
@@ -53,7 +52,7 @@ ProtoT = TypeVar("ProtoT", bound="DataProto")
 _HANDED_ON = DEFAULT_OPTIONS.changed(blocking=False)
 
 
-class WorkerGroup(Generic[GroupWorker, GroupRef]):
+class WorkerGroup(EndsWithBlock, Generic[GroupWorker, GroupRef]):
     """Many workers, called as one: `group.method(...)` for every registered method of the worker class.
 
     A worker runs one call at a time, in the order in which they were sent, plain methods and async ones
@@ -139,19 +138,9 @@ class WorkerGroup(Generic[GroupWorker, GroupRef]):
     _role: str | None = None
     """The role whose view this is, if it is one; the group that it came from ends the workers."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         if self._role is None:
             self.shutdown()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        # Workers take a moment to end, for which the event loop goes on.
-        await asyncio.to_thread(self.__exit__)
 
     def _refuse_view(self, action: str) -> None:
         if self._role is not None:

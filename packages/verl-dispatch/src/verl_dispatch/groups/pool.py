@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Generic
+from typing import Any, Generic, Self
 
 from verl_protocol.arguments import whole_number, whole_numbers
 from verl_protocol.tables import html_table
 
 from verl_dispatch.methods.static import GroupWorker, P
+
+
+class EndsWithBlock:
+    """What the end of its `with` or `async with` block shuts down."""
+
+    def shutdown(self) -> None:
+        """Ends it. Safe to call twice."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        # What ends may take a moment, for which the event loop goes on.
+        await asyncio.to_thread(self.__exit__)
 
 
 class ResourcePool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import ray
@@ -190,7 +189,6 @@ def still_reserved(group: PlacementGroup) -> bool:
     return any(group_id in resource for free in _list_free().values() for resource in free)
 
 
-@cache
 def placement_option_supported(option: str) -> bool:
     """Whether `ray.util.placement_group` of this Ray version takes the option."""
     return option in inspect.signature(placement_group).parameters

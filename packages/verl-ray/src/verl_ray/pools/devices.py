@@ -14,7 +14,7 @@ from verl_ray.errors import unusable
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One kind of accelerator: its Ray resource, the mask variable, and Ray's switch for that."""
+    """One kind of accelerator: its Ray resource, the mask variable, and how Ray's switch calls that."""
 
     resource: str
     mask: str | None = None
@@ -23,19 +23,15 @@ class Accelerator:
     fractional: bool = True
 
 
-def _accelerator(resource: str, mask: str, noset: str | None = None, fractional: bool = True) -> Accelerator:
-    return Accelerator(resource, mask, f"RAY_EXPERIMENTAL_NOSET_{noset or mask}", fractional)
-
-
 _KNOWN = {
     each.resource: each
     for each in (
-        _accelerator("GPU", "CUDA_VISIBLE_DEVICES"),
-        _accelerator("NPU", "ASCEND_RT_VISIBLE_DEVICES"),
-        _accelerator("TPU", "TPU_VISIBLE_CHIPS", fractional=False),
-        _accelerator("HPU", "HABANA_VISIBLE_MODULES", fractional=False),
-        _accelerator("neuron_cores", "NEURON_RT_VISIBLE_CORES", fractional=False),
-        _accelerator("RBLN", "RBLN_DEVICES", noset="RBLN_RT_VISIBLE_DEVICES", fractional=False),
+        Accelerator("GPU", "CUDA_VISIBLE_DEVICES"),
+        Accelerator("NPU", "ASCEND_RT_VISIBLE_DEVICES"),
+        Accelerator("TPU", "TPU_VISIBLE_CHIPS", fractional=False),
+        Accelerator("HPU", "HABANA_VISIBLE_MODULES", fractional=False),
+        Accelerator("neuron_cores", "NEURON_RT_VISIBLE_CORES", fractional=False),
+        Accelerator("RBLN", "RBLN_DEVICES", noset="RBLN_RT_VISIBLE_DEVICES", fractional=False),
     )
 }
 
@@ -122,10 +118,10 @@ def is_noset(environ: Mapping[str, str], accelerator: Accelerator) -> bool:
     >>> is_noset({"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"}, accelerator_named("GPU"))
     False
     """
-    names = {accelerator.noset}
+    names = {accelerator.noset or accelerator.mask}
     if accelerator.resource == "GPU":
-        names |= {f"RAY_EXPERIMENTAL_NOSET_{mask}" for mask in (_HIP, _ROCR)}
-    return any(environ.get(name, "").lower() in ("1", "true") for name in names if name)
+        names |= {_HIP, _ROCR}
+    return any(environ.get(f"RAY_EXPERIMENTAL_NOSET_{name}", "").lower() in ("1", "true") for name in names)
 
 
 def visible_index(assigned_ids: Sequence[str], mask: str | None, noset: bool) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 NaturalKey = tuple[tuple[int, int, str], ...]
 
@@ -70,7 +70,16 @@ def arrange_on_nodes(sizes: Sequence[int], nodes: Sequence[tuple[str, str]]) -> 
     by_place = sorted(range(len(sizes)), key=lambda i: (node_order_key(nodes[i][1], nodes[i][0]), i))
     by_size = {size: [index for index in by_place if sizes[index] == size] for size in set(sizes)}
     in_spec_order = [by_size[size].pop(0) for size in sizes]
-    first_seen: dict[str, int] = {}
-    for place, index in enumerate(in_spec_order):
-        first_seen.setdefault(nodes[index][0], place)
-    return sorted(in_spec_order, key=lambda index: first_seen[nodes[index][0]])
+    return [in_spec_order[place] for place in together([nodes[index][0] for index in in_spec_order])]
+
+
+def together(keys: Sequence[Hashable]) -> list[int]:
+    """The order, as indices, in which equal keys stand together, each where it first came.
+
+    >>> together(["b", "a", "b"])
+    [0, 2, 1]
+    """
+    first: dict[Hashable, int] = {}
+    for place, key in enumerate(keys):
+        first.setdefault(key, place)
+    return sorted(range(len(keys)), key=lambda place: first[keys[place]])

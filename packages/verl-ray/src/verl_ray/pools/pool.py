@@ -3,20 +3,20 @@ reservation."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Self, SupportsIndex, TypeVar
+from typing import Any, ClassVar, Generic, SupportsIndex, TypeVar
 
 from ray.util.placement_group import PlacementGroup
-from verl_dispatch.groups.pool import ResourcePool
+from verl_dispatch.groups.pool import EndsWithBlock, ResourcePool
 from verl_protocol.arguments import flag, seconds, text, whole_number, whole_numbers
 from verl_protocol.arguments import mapping as checked_mapping
 from verl_protocol.errors import InvalidValueError, UnknownKeyError
 
 from verl_ray.errors import PoolAlreadyPlaced, PoolClosed, unusable
 from verl_ray.pools.cluster import alive_node_ids
+from verl_ray.pools.ordering import together
 from verl_ray.pools.placement import in_rank_order
 from verl_ray.pools.reservation import Reservation, reserved_by_others
 from verl_ray.pools.shares import LEDGER, Share, demand_of_options
@@ -30,27 +30,7 @@ Place = tuple[Reservation, int]
 """A slot before and after it is reserved: its number in a reservation."""
 
 
-class _FreedAtTheEnd:
-    """What the end of a `with` or `async with` block frees."""
-
-    def shutdown(self) -> None:
-        """Free it. Safe to call twice."""
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.shutdown()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await asyncio.to_thread(self.shutdown)
-
-
-class RayResourcePool(ResourcePool, _FreedAtTheEnd):
+class RayResourcePool(ResourcePool, EndsWithBlock):
     """Slots for workers: Ray placement groups, reserved at the first use; a context manager that frees them.
 
     Args:
@@ -391,11 +371,8 @@ def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResour
     slots = rp1.slots() + rp2.slots()
     if len({slot.key for slot in slots}) < len(slots):
         raise unusable("rp2", rp2, f"a pool that shares no slot with {rp1!r}")
-    first_seen: dict[Hashable, int] = {}
-    for number, slot in enumerate(slots):
-        first_seen.setdefault(slot.node_key, number)
     # Parts may come from one placement group with others between; ranks are contiguous per node.
-    order = sorted(range(len(slots)), key=lambda number: first_seen[slots[number].node_key])
+    order = together([slot.node_key for slot in slots])
     places = [*rp1._places, *rp2._places]
     return _PoolView(f"{rp1.name_prefix}+{rp2.name_prefix}", [places[number] for number in order], [rp1, rp2])
 
@@ -440,7 +417,7 @@ class _ManagedPool(RayResourcePool):
     _default_shares = 3
 
 
-class ResourcePoolManager(_FreedAtTheEnd, Generic[RoleT]):
+class ResourcePoolManager(EndsWithBlock, Generic[RoleT]):
     """Pools by name and the roles that run on them; a context manager that frees all its pools.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +71,7 @@ def slots_of_groups(
 # --- Which devices each bundle holds: only a process inside the bundle is told, so one is asked -----------
 
 
-def _assigned_ids(resource: str) -> list[str]:
+def _assigned_ids(resource: str, _: object) -> list[str]:
     assigned: Mapping[str, Sequence[Any]] = ray.get_runtime_context().get_accelerator_ids()
     return [str(each) for each in assigned.get(resource, ())]
 
@@ -82,43 +81,31 @@ def accelerator_ids_of_bundles(
 ) -> dict[SlotKey, list[str]]:
     """The device ids of every bundle, by `(placement group id, bundle index)`.
 
-    Empty where they do not matter: one bundle per node, or a resource that Ray keeps no ids for.
-    Nodes are asked side by side, the bundles of a node in turn, so that one process serves them all.
+    Empty where they do not matter (one bundle per node, or a resource that Ray keeps no ids for), and where a
+    bundle does not say. Nodes are asked side by side, the bundles of a node in turn, so that one process
+    serves them all.
     """
-    bundles: dict[tuple[PlacementGroup, str], list[int]] = {}
-    for group in groups:
-        for index, node in enumerate(bundle_node_ids(group)):
-            bundles.setdefault((group, node), []).append(index)
-    asked = [(group, indices) for (group, _), indices in bundles.items() if len(indices) > 1]
-    if accelerator.mask is None or not accelerator.fractional or not asked:
+    bundles = [(group, *each) for group in groups for each in enumerate(bundle_node_ids(group))]
+    one_each = len({(group, node) for group, _, node in bundles}) == len(bundles)
+    if accelerator.mask is None or not accelerator.fractional or one_each:
         return {}
-    with ThreadPoolExecutor(max_workers=min(len(asked), 32)) as pool:
-        answers = pool.map(lambda each: _ask_in_turn(each[0], each[1], accelerator.resource), asked)
-        return {key: ids for answer in answers for key, ids in answer.items()}
-
-
-def _ask_in_turn(group: PlacementGroup, indices: Sequence[int], resource: str) -> dict[SlotKey, list[str]]:
-    answers: dict[SlotKey, list[str]] = {}
-    for index in indices:
-        ids = _ask_bundle(group, index, resource)
-        if ids is None:
-            return {}
-        answers[group.id.hex(), index] = ids
-    return answers
-
-
-def _ask_bundle(group: PlacementGroup, index: int, resource: str) -> list[str] | None:
     # max_calls=0 lets the process live on for the next bundle; Ray's default for GPU tasks ends it.
     probe: Any = ray.remote(max_calls=0)(_assigned_ids)
-    options = worker_demand(0, Accelerator(resource), _SLIVER)
-    place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
-    answer = probe.options(**options, scheduling_strategy=place, max_retries=0).remote(resource)
+    options = worker_demand(0, accelerator, _SLIVER)
+    answers: dict[SlotKey, Any] = {}
+    before: dict[Any, Any] = {}
+    for group, index, node in bundles:
+        place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+        asked = probe.options(**options, scheduling_strategy=place, max_retries=0)
+        # Each waits for the one before it, whose answer it gets.
+        answer = asked.remote(accelerator.resource, before.get((group, node)))
+        answers[group.id.hex(), index] = before[group, node] = answer
     try:
-        ids: list[str] = ray.get(answer, timeout=_PROBE_TIMEOUT_S)
+        return dict(zip(answers, ray.get(list(answers.values()), timeout=_PROBE_TIMEOUT_S), strict=True))
     except RayError as error:
-        ray.cancel(answer, force=True)
+        for answer in answers.values():
+            ray.cancel(answer, force=True)
         _log.warning(
-            "bundle %d did not say which %s it holds (%s); its index stands in", index, resource, error
+            "not every bundle said which %s it holds (%s); indices stand in", accelerator.resource, error
         )
-        return None
-    return ids
+        return {}
