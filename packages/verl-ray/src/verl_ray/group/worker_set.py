@@ -57,7 +57,7 @@ class WorkerSet:
         self._launched: Launch | None = None
         self._times: dict[str, Any] = {}
         self._reports: Mapping[int, WorkerReport] = {}
-        self._broken, self._restarting = "", False
+        self._unusable = ""
         self._closed = False
         # Held while workers start and end, which takes long; the other one only while the state changes, so
         # that calls which fail meanwhile say so at once. Whoever needs both takes this one first.
@@ -140,19 +140,12 @@ class WorkerSet:
         Raises:
             WorkerGroupError: the set was shut down, or is broken.
         """
-        if not self._broken and self._launched is None and not self.closed:
+        if not self._unusable and self._launched is None and not self.closed:
             return
         self._refuse_if_closed(method)
         self.ready()
-        if self._restarting:
-            why = "restart() is still bringing up new workers; call again once it returns"
-            raise self._refusal(method, why)
-        if self._broken:
-            way = "it was attached to: whoever started the workers restarts them, then attach anew"
-            if self.owned or self._find_spec is not None:
-                way = "call restart() or shutdown()"
-            why = f"the group is broken by an earlier failure in {self._broken}; {way}"
-            raise self._refusal(method, why)
+        if self._unusable:
+            raise self._refusal(method, self._unusable)
 
     def _refusal(self, method: str, why: str) -> WorkerGroupError:
         return WorkerGroupError(self.name, method, reason=f"refused, because {why}")
@@ -175,9 +168,15 @@ class WorkerSet:
     def mark_broken(self, method: str, ranks: Sequence[int], generation: int) -> None:
         """Remember a failure that leaves the workers of this generation useless; the first one counts."""
         with self._state:
-            if not self._broken and generation == self.generation:
+            if not self._unusable and generation == self.generation:
                 where = f" on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else ""
-                self._broken = f"{method!r}{where}"
+                self._unusable = self._broken_by(f"{method!r}{where}")
+
+    def _broken_by(self, failure: str) -> str:
+        way = "it was attached to: whoever started the workers restarts them, then attach anew"
+        if self.owned or self._find_spec is not None:
+            way = "call restart() or shutdown()"
+        return f"the group is broken by an earlier failure in {failure}; {way}"
 
     def failure(
         self, method: str, errors: Mapping[int, BaseException], silent: Collection[int], generation: int
@@ -230,16 +229,15 @@ class WorkerSet:
             self._own()
             retire(self.handles)
             with self._state:
-                self._broken, self._restarting = "'restart'", True
+                self._unusable = "restart() is still bringing up new workers; call again once it returns"
                 self.generation += 1
             try:
                 self._start_anew()
-                self._broken = ""
+                self._unusable = ""
             except BaseException:
+                self._unusable = self._broken_by("'restart'")
                 self._dismiss()
                 raise
-            finally:
-                self._restarting = False
 
     def _start_anew(self) -> None:
         for attempt in range(1, _RESTART_ATTEMPTS + 1):
