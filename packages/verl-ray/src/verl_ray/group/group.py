@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self, SupportsIndex, TypeVar, overload
 
-from ray import cloudpickle
 from verl_dispatch.errors import CallTimeout, WorkerGroupError, maybe
 from verl_dispatch.groups.group import WorkerGroup
 from verl_dispatch.methods.static import GroupWorker
@@ -32,6 +31,7 @@ from verl_ray.group.launch import LaunchSpec, runtime_env_of
 from verl_ray.group.worker_set import Death, Watch, WorkerSet, attached
 from verl_ray.pools.pool import RayResourcePool
 from verl_ray.wire.message import check_picklable
+from verl_ray.wire.refs import cloud_dumps
 from verl_ray.wire.store import RAY_STORE
 from verl_ray.worker.actor import RayClassWithInitArgs
 from verl_ray.worker.rendezvous import asked_rendezvous
@@ -220,10 +220,9 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
             raise
 
     def _record(self, where: tuple[str, RecordWhen] | None) -> None:
-        dumps: Any = cloudpickle.dumps  # pyright: ignore[reportPrivateImportUsage]
         template = self._template
         made_from = (template.user_class, template.args, template.kwargs)
-        told = b"" if where is None else pickled(made_from, template.user_class, dumps)
+        told = b"" if where is None else pickled(made_from, template.user_class, cloud_dumps)
         self.execute_all_sync("_verl_record", where, told)
         self._recording = where
 

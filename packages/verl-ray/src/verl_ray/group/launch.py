@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ from verl_ray.pools.pool import RayResourcePool
 from verl_ray.pools.shares import Share, demand_of_options
 from verl_ray.pools.slots import Slot
 from verl_ray.wire.message import ONE_READER, check_picklable
-from verl_ray.wire.refs import connection
+from verl_ray.wire.refs import cloud_dumps, connection
 from verl_ray.worker.actor import CLEAN_UP, RayClassWithInitArgs, check_transports
 from verl_ray.worker.environment import checked_env, forwarded_env, merge_settings
 from verl_ray.worker.host import Assignment, WorkerReport
@@ -173,8 +173,7 @@ class LaunchSpec:
         if not self.detached:
             return b""
         facts = {name: value for name, value in vars(self).items() if name != "template"}
-        dumps: Callable[..., bytes] = cloudpickle.dumps  # pyright: ignore[reportPrivateImportUsage]
-        return dumps((ray.get_runtime_context().get_job_id(), facts))
+        return cloud_dumps((ray.get_runtime_context().get_job_id(), facts))
 
 
 def spec_again(origin: bytes, template: RayClassWithInitArgs[Any]) -> LaunchSpec:

@@ -21,6 +21,7 @@ from verl_protocol.wire import dumps, loads
 from verl_protocol.wire.buffers import Readers
 
 CloudPickler: Any = cloudpickle.CloudPickler  # pyright: ignore[reportPrivateImportUsage]
+cloud_dumps: Callable[..., bytes] = cloudpickle.dumps  # pyright: ignore[reportPrivateImportUsage]
 """Ray's pickler, which Ray leaves untyped."""
 
 

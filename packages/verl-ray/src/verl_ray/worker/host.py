@@ -25,7 +25,6 @@ from socket import socket
 from typing import Any, ClassVar
 
 import ray
-from ray import cloudpickle
 from ray.exceptions import TaskCancelledError
 from verl_dispatch.workers.observed import Observation, Recorder, RecordWhen
 from verl_dispatch.workers.rank import RankInfo
@@ -36,6 +35,7 @@ from verl_protocol.wire.guard import sharing_reads
 from verl_ray._clock import IMPORTED_AT
 from verl_ray.pools.devices import accelerator_named, hidden_masks, is_noset, settle_masks, visible_index
 from verl_ray.wire.message import Message, check_arguments, open_message, prepare_answer
+from verl_ray.wire.refs import cloud_dumps
 from verl_ray.worker.rendezvous import Rendezvous, choose_rendezvous
 
 _log = logging.getLogger(__name__)
@@ -185,9 +185,8 @@ class Host:
 
     def _verl_record(self, where: tuple[str, RecordWhen] | None, made_from: bytes) -> None:
         """Record calls into a folder of this node, or stop."""
-        dumps: Any = cloudpickle.dumps  # pyright: ignore[reportPrivateImportUsage]
         info = self._verl_report.assignment.rank_info
-        self._verl_recorder = None if where is None else Recorder(*where, made_from, info, dumps)
+        self._verl_recorder = None if where is None else Recorder(*where, made_from, info, cloud_dumps)
 
     def _verl_identity(self) -> WorkerReport:
         """Who this worker is, for a driver that attaches to it."""

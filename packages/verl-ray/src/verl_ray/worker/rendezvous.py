@@ -11,7 +11,6 @@ import operator
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from verl_dispatch.workers.rank import address_family
@@ -127,7 +126,6 @@ def _open_socket(family: socket.AddressFamily) -> socket.socket:
     return dual
 
 
-@cache
 def _dual_stack_works() -> bool:
     # A kernel may know IPv6 and still have it switched off; only a bind tells.
     try:
