@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, update_wrapper
 from typing import Any, Generic, Self, Unpack, overload
 
 from verl_protocol import DataProtoFuture
@@ -44,10 +44,8 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         self.execute_mode: Execute = options.execute_mode or method.execute_mode
         self.blocking: bool = method.blocking if options.blocking is None else options.blocking
         self.signature: inspect.Signature = method.signature
+        update_wrapper(self, method.function, updated=())
         self.__name__: str = method.name
-        self.__qualname__ = method.function.__qualname__
-        self.__module__ = method.function.__module__
-        self.__doc__ = method.function.__doc__
         self.__wrapped__: Callable[..., Any] = method.function
         self.__signature__: inspect.Signature = method.signature
 

@@ -121,9 +121,7 @@ class RegisteredMethod:
         return cls(
             name=name,
             function=function,
-            dispatch_mode=marks["dispatch_mode"],
-            execute_mode=marks["execute_mode"],
-            blocking=marks["blocking"],
+            **marks,
             options=register_options(function),
             signature=signature,
             is_async=inspect.iscoroutinefunction(function),

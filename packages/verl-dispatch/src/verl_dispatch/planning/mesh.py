@@ -118,9 +118,11 @@ class Mesh:
         sizes = {axis: int(size) for axis, size in sizes.items()}
         _check_answering(name, sizes, answering, split_axes)
         dp_ranks, collects = [], []
-        for position in product(*(range(size) for size in sizes.values())):
+        split = product(*(range(sizes[axis]) for axis in split_axes))
+        dp_rank_at = {place: dp for dp, place in enumerate(split)}
+        for position in product(*map(range, sizes.values())):
             at = dict(zip(sizes, position, strict=True))
-            dp_ranks.append(_index_of(at, sizes, split_axes))
+            dp_ranks.append(dp_rank_at[tuple([at[axis] for axis in split_axes])])
             others = (axis for axis in sizes if axis not in split_axes)
             collects.append(all(at[axis] == answering.get(axis, 0) % sizes[axis] for axis in others))
         return cls(name, tuple(dp_ranks), tuple(collects), dict(sizes))
@@ -184,13 +186,6 @@ def _check_answering(
         if not -sizes[axis] <= index < sizes[axis]:
             problem = f"answering={{{axis!r}: {index}}} is outside the axis, which has size {sizes[axis]}"
             raise MeshError(name, problem, ", ".join(f"{axis}={size}" for axis, size in sizes.items()))
-
-
-def _index_of(at: Mapping[str, int], sizes: Mapping[str, int], axes: Sequence[str]) -> int:
-    index = 0
-    for axis in axes:
-        index = index * sizes[axis] + at[axis]
-    return index
 
 
 def _problem_of(dp_ranks: Sequence[int], collects: Sequence[bool]) -> str:

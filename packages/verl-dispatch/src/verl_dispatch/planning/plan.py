@@ -29,15 +29,7 @@ NO_KWARGS: Mapping[str, Any] = {}
 _new_tuple = tuple.__new__
 
 
-class _RankFields(NamedTuple):
-    rank: int
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = NO_KWARGS
-    rows: int | None = None
-    pad: int = 0
-
-
-class RankCall(_RankFields):
+class RankCall(NamedTuple):
     """The call that one rank gets; a tuple, because a call on many workers makes many of them.
 
     Attributes:
@@ -49,15 +41,17 @@ class RankCall(_RankFields):
         pad: how many of `rows`, the last ones, are padding.
     """
 
-    __slots__ = ()
+    rank: int
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = NO_KWARGS
+    rows: int | None = None
+    pad: int = 0
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RankCall) and _same(self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
-
-    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
 
 class Scatter(NamedTuple):
@@ -171,18 +165,15 @@ class CallPlan:
     @property
     def shared(self) -> dict[int, SharedObject]:
         """Objects that more than one rank gets, by `id`: arguments, and values of `meta_info`."""
-        # Where all ranks get the same arguments, their calls hold the very same containers.
-        alike: dict[tuple[int, int], list[RankCall]] = {}
+        found: dict[int, tuple[Any, list[int]]] = {}
         for call in self.calls:
-            alike.setdefault((id(call.args), id(call.kwargs)), []).append(call)
-        ranks: dict[int, list[int]] = {}
-        values: dict[int, Any] = {}
-        for group in alike.values():
-            for value in {id(value): value for value in _objects_of(group[0])}.values():
-                values[id(value)] = value
-                ranks.setdefault(id(value), []).extend(call.rank for call in group)
-        several = {key: tuple(sorted(found)) for key, found in ranks.items() if len(found) > 1}
-        return {key: SharedObject(values[key], found) for key, found in several.items()}
+            for key, value in {id(value): value for value in _objects_of(call)}.items():
+                found.setdefault(key, (value, []))[1].append(call.rank)
+        return {
+            key: SharedObject(value, tuple(sorted(ranks)))
+            for key, (value, ranks) in found.items()
+            if len(ranks) > 1
+        }
 
     def nbytes(self) -> tuple[int, ...]:
         """Tensor and array bytes among each called rank's arguments, in the order of `calls`."""
@@ -340,15 +331,14 @@ def with_columns(calls: Sequence[RankCall], reads: Reads) -> tuple[RankCall, ...
     # What several ranks get stays one object.
     columns: dict[tuple[int, int], Any] = {}
     arguments: dict[tuple[int, int], tuple[tuple[Any, ...], Mapping[str, Any]]] = {}
-
-    def chosen(call: RankCall) -> RankCall:
-        key = (id(call.args), id(call.kwargs))
+    chosen = []
+    for call in calls:
+        key = id(call.args), id(call.kwargs)
         if key not in arguments:
             arguments[key] = reads.chosen(call.args, call.kwargs, columns)
         args, kwargs = arguments[key]
-        return call._replace(args=args, kwargs=kwargs)
-
-    return tuple([chosen(call) for call in calls])
+        chosen.append(call._replace(args=args, kwargs=kwargs))
+    return tuple(chosen)
 
 
 def with_worker_trims(plan: CallPlan) -> CallPlan:

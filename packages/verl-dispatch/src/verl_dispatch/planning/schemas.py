@@ -61,11 +61,13 @@ class Schema:
             given = (given,)
         if not isinstance(given, Mapping):
             given = dict.fromkeys(given) if isinstance(given, Iterable) else _refuse(option, given)
-        if not all(isinstance(key, str) and key and _is_spec(value) for key, value in given.items()):
-            _refuse(option, given)
-        columns = {key.removesuffix("?"): _spec(value, key.endswith("?")) for key, value in given.items()}
-        if "" in columns or len(columns) < len(given):
-            _refuse(option, given)
+        columns: dict[str, ColumnSpec] = {}
+        for key, value in given.items():
+            name = key.removesuffix("?") if isinstance(key, str) else ""
+            spec = _spec(value, name != key)
+            if not name or name in columns or spec is None:
+                _refuse(option, given)
+            columns[name] = spec
         return cls(columns)
 
     def __str__(self) -> str:
@@ -126,20 +128,16 @@ def _is_dtype(value: object) -> bool:
     return isinstance(value, (known, np.dtype, type))
 
 
-def _is_spec(value: Any) -> bool:
-    if not isinstance(value, (tuple, list)):
-        return value is None or _is_dtype(value)
-    if len(value) != 2 or not (value[0] is None or _is_dtype(value[0])):
-        return False
-    sizes = value[1]
-    return isinstance(sizes, Sequence) and all(size is None or type(size) is int for size in sizes)
-
-
-def _spec(value: Any, may_be_missing: bool) -> ColumnSpec:
-    dtype, shape = value if isinstance(value, (tuple, list)) else (value, None)
+def _spec(value: Any, may_be_missing: bool = False) -> ColumnSpec | None:
+    """What was said of a column; None where it says nothing of one."""
+    pair = isinstance(value, (tuple, list)) and len(value) == 2
+    dtype, sizes = value if pair else (value, ())
+    known = isinstance(sizes, Sequence) and all(size is None or type(size) is int for size in sizes)
+    if not known or not (dtype is None or _is_dtype(dtype)):
+        return None
     if isinstance(dtype, type):
         dtype = np.dtype(cast("DTypeLike", dtype))
-    return ColumnSpec(dtype, None if shape is None else tuple(shape), may_be_missing)
+    return ColumnSpec(dtype, tuple(sizes) if pair else None, may_be_missing)
 
 
 def _refuse(option: str, given: object) -> NoReturn:
@@ -178,7 +176,7 @@ class Reads:
             InvalidTypeError: it does not name columns.
             InvalidModeError: there is no such parameter.
         """
-        if not isinstance(given, Mapping) or not given or any(map(_is_spec, given.values())):
+        if not isinstance(given, Mapping) or not given or any(map(_spec, given.values())):
             return cls(labels, {_EVERY: Schema.of("reads", given)})
         if unknown := sorted(set(given) - set(given if parameters is None else parameters)):
             raise InvalidModeError(
