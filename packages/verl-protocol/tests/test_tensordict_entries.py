@@ -38,6 +38,7 @@ def test_get_tensordict_of_data_only_has_no_rows() -> None:
         ({"s": "xy"}, {}, errors.ColumnError),
         ({"s": 5}, {}, errors.ColumnError),
         ({"a": torch.tensor(1.0)}, {}, errors.ColumnError),
+        ({"a": NonTensorData("x")}, {}, errors.ColumnError),
     ],
 )
 def test_get_tensordict_names_what_does_not_fit(

@@ -91,11 +91,10 @@ def get_tensordict(
 def _column(key: str, value: Any) -> Any:
     if is_unbatched(value):
         raise checks.no_column(key, value, "one value for all rows goes to non_tensor_dict")
-    if objects.is_stack(value) or objects.is_data(value):
-        return objects.object_column(objects.rows_of(value)) if value.batch_size else value
-    if isinstance(value, torch.Tensor) or is_tensordict(value):
+    is_data = objects.is_stack(value) or objects.is_data(value)
+    if is_data or isinstance(value, torch.Tensor) or is_tensordict(value):
         checks.check_has_rows(key, value)
-        return value
+        return objects.object_column(objects.rows_of(value)) if is_data else value
     column = checks.array_column(key, value)
     return objects.object_column(column.tolist()) if column.ndim == 1 else column
 

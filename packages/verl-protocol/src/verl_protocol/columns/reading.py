@@ -166,10 +166,6 @@ class ColumnsOnDemand(dict[str, Any]):
         """The columns, all read in one round."""
         return read_all(held_in(self)).values()
 
-    def pop(self, key: str, *default: Any) -> Any:
-        """Take the column out, here."""
-        return read(super().pop(key, *default), key)
-
     def popitem(self) -> tuple[str, Any]:
         """Take the last column out, here."""
         key, column = super().popitem()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
@@ -127,17 +127,14 @@ async def values_async(
     """`values_of` that awaits all parts together; the first failure ends it."""
     distant = [part for part in parts if not is_near(part)] if fetch is not None else []
     fetched = iter(await fetch(distant, deadline.left) if fetch is not None and distant else ())
-    awaited = [
-        asyncio.ensure_future(wait_async(part, deadline, fetch)) if not distant or is_near(part) else None
-        for part in parts
-    ]
-    waiting = [each for each in awaited if each is not None]
+    alone = [not distant or is_near(part) for part in parts]
+    awaited = [asyncio.ensure_future(wait_async(part, deadline, fetch)) for part in compress(parts, alone)]
     try:
-        found = iter(await asyncio.gather(*waiting))
+        found = iter(await asyncio.gather(*awaited))
     finally:
-        for each in waiting:
+        for each in awaited:
             each.cancel()
-    return [next(fetched) if each is None else next(found) for each in awaited]
+    return [next(found) if each else next(fetched) for each in alone]
 
 
 def is_near(part: Part) -> bool:

@@ -98,10 +98,8 @@ def loading(device: torch.device | str | None, counts_writes: bool) -> Iterator[
 
 def reduce_tensor(tensor: torch.Tensor, protocol: int, part: Part) -> Reduction | None:
     """The reduction of a tensor that is not plain; None where only torch can take it apart (sparse, ...)."""
-    if tensor.is_nested:
-        if is_jagged(tensor):
-            return _reduce_jagged(tensor, part)
-        return restore_strided_nested, ([part(row) for row in tensor.detach().unbind()],)
+    if is_jagged(tensor):
+        return _reduce_jagged(tensor, part)
     if is_unbatched(tensor):
         return restore_unbatched, (part(payload_of(tensor)),)
     if is_dense(tensor) and not has_own_storage_rules(tensor):
@@ -233,11 +231,6 @@ def restore_jagged(
     if _target.counted is not None:
         return jagged_view(values, offsets, dim, lengths, min_length, max_length)
     return build_jagged(values, offsets, dim, lengths, min_length, max_length)
-
-
-def restore_strided_nested(rows: list[torch.Tensor]) -> torch.Tensor:
-    """A nested tensor of the strided layout from its rows."""
-    return torch.nested.as_nested_tensor(rows, layout=torch.strided)
 
 
 # --- A remote column in a message to who can read the same store: plain values and references -------------
