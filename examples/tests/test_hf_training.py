@@ -247,7 +247,7 @@ def test_the_driver_never_reads_the_columns_of_tokens(
     def watched(self: Trainer, batch: DataProto, step: int) -> dict[str, float]:
         metrics = learn(self, batch, step)
         held = {key: column for key, column in batch._held().items() if isinstance(column, RemoteColumn)}
-        unread.append({key for key, column in held.items() if column._fetched is None})
+        unread.append({key for key, column in held.items() if column.fetched is None})
         return metrics
 
     monkeypatch.setattr(Trainer, "_learn", watched)

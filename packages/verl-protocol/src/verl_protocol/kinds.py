@@ -20,25 +20,23 @@ PLAIN: Final = frozenset([str, int, float, bool, bytes, complex, type(None)])
 
 def is_tensor(value: object) -> TypeIs[torch.Tensor]:
     """Whether `value` is a tensor of any kind."""
-    # With a default, here and below: another thread may be in the middle of the import.
-    kind = getattr(sys.modules.get("torch"), "Tensor", None)
-    return kind is not None and isinstance(value, kind)
+    # With a default, here and below: another thread may be in the middle of the import. Nothing is a `()`.
+    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
 def is_jagged(value: object) -> TypeGuard[torch.Tensor]:
     """Whether `value` is a nested tensor of the jagged layout."""
     # Asking for `value.layout` would import torch.distributed.tensor.
-    kind = getattr(sys.modules.get("torch.nested._internal.nested_tensor"), "NestedTensor", None)
-    return kind is not None and isinstance(value, kind)
+    return isinstance(
+        value, getattr(sys.modules.get("torch.nested._internal.nested_tensor"), "NestedTensor", ())
+    )
 
 
 def is_tensordict(value: object) -> bool:
     """Whether `value` is a TensorDict of any kind."""
-    kind = getattr(sys.modules.get("tensordict"), "TensorDictBase", None)
-    return kind is not None and isinstance(value, kind)
+    return isinstance(value, getattr(sys.modules.get("tensordict"), "TensorDictBase", ()))
 
 
 def is_unbatched(value: object) -> bool:
     """Whether `value` is what a TensorDict has for all rows together, an `UnbatchedTensor`."""
-    kind = getattr(sys.modules.get("tensordict"), "UnbatchedTensor", None)
-    return kind is not None and isinstance(value, kind)
+    return isinstance(value, getattr(sys.modules.get("tensordict"), "UnbatchedTensor", ()))

@@ -5,6 +5,7 @@ tensordict is imported inside the functions only: whoever holds such a value has
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -31,9 +32,7 @@ def map_rows(value: Any, num_rows: int, operation: Callable[[Any], Any]) -> Any:
     if is_stack(value):
         return stack_rows(operation(object_column(value.tolist())).tolist())
     if is_data(value):
-        from tensordict import NonTensorData
-
-        return NonTensorData(value.data, batch_size=[num_rows, *value.batch_size[1:]])
+        return _data(value.data, [num_rows, *value.batch_size[1:]])
     if not is_tensordict(value):
         raise ColumnError(f"a column cannot be a {type(value).__name__}")
     entries = {key: entry if is_unbatched(entry) else operation(entry) for key, entry in value.items()}
@@ -47,9 +46,7 @@ def concat_rows(values: Sequence[Any], concat: Callable[[Sequence[Any]], Any]) -
     first, count = values[0], sum(value.shape[0] for value in values)
     if all(is_data(value) or is_stack(value) for value in values):
         if not any(map(is_stack, values)) and all(equal(first.data, value.data) for value in values[1:]):
-            from tensordict import NonTensorData
-
-            return NonTensorData(first.data, batch_size=[count, *first.batch_size[1:]])
+            return _data(first.data, [count, *first.batch_size[1:]])
         return stack_rows([item for value in values for item in rows_of(value)])
     keys = list(first.keys())
     entries = {key: [value.get(key) for value in values] for key in keys}
@@ -100,16 +97,12 @@ def stack_rows(items: Sequence[Any], form: ArrayForm | None = None) -> Any:
 
 def is_stack(value: object) -> bool:
     """Whether `value` is non-tensor data with one entry per row."""
-    from tensordict import NonTensorStack
-
-    return isinstance(value, NonTensorStack)
+    return isinstance(value, getattr(sys.modules.get("tensordict"), "NonTensorStack", ()))
 
 
 def is_data(value: object) -> bool:
     """Whether `value` is one piece of non-tensor data."""
-    from tensordict import NonTensorData
-
-    return isinstance(value, NonTensorData)
+    return isinstance(value, getattr(sys.modules.get("tensordict"), "NonTensorData", ()))
 
 
 def is_whole(value: object) -> bool:
@@ -119,10 +112,13 @@ def is_whole(value: object) -> bool:
 
 def set_data(tensordict: Any, key: str, value: Any) -> None:
     """Set data that belongs to the whole of a TensorDict."""
+    tensordict.set(key, value if is_unbatched(value) else _data(value, tensordict.batch_size))
+
+
+def _data(value: Any, batch_size: Sequence[int]) -> Any:
     from tensordict import NonTensorData
 
-    whole = value if is_unbatched(value) else NonTensorData(value, batch_size=tensordict.batch_size)
-    tensordict.set(key, whole)
+    return NonTensorData(value, batch_size=batch_size)
 
 
 def payload_of(unbatched: Any) -> Any:

@@ -61,13 +61,6 @@ class ColumnForm(NamedTuple):
     row_shape: tuple[int | None, ...]
     device: torch.device | None = None
 
-    @property
-    def row_nbytes(self) -> int | None:
-        """Bytes of one row; None where the form does not tell."""
-        if self.kind == "jagged" or self.dtype == object:
-            return None
-        return math.prod(size or 0 for size in self.row_shape) * int(self.dtype.itemsize)
-
 
 def form_of(column: Any) -> ColumnForm:
     """The form of a tensor, an array or a remote column."""
@@ -144,10 +137,11 @@ class RemoteColumn:
         pieces: where they lie.
         rows: which of their rows this column has.
         starts: where each piece begins among the rows of all, and where the last one ends.
+        fetched: the rows, if they have been read; None otherwise.
         at_hand: by reference, what has been fetched of its pieces for a column beside it that was read.
     """
 
-    __slots__ = ("_fetched", "_version", "at_hand", "form", "pieces", "rows", "starts")
+    __slots__ = ("_version", "at_hand", "fetched", "form", "pieces", "rows", "starts")
 
     def __init__(
         self,
@@ -161,7 +155,7 @@ class RemoteColumn:
         self.starts: Sequence[int] = _starts_of(self.pieces) if starts is None else starts
         self.rows: RowMap = range(self.starts[-1]) if rows is None else rows
         self.at_hand: Mapping[Any, Mapping[str, Any]] = {}
-        self._fetched: Any = None
+        self.fetched: Any = None
         self._version = -1
 
     def __len__(self) -> int:
@@ -190,25 +184,20 @@ class RemoteColumn:
     @property
     def nbytes(self) -> int:
         """Bytes that reading it gives; where rows differ in size, their share of what lies in the pieces."""
-        each = self.form.row_nbytes
-        if each is not None:
-            return each * len(self)
+        form = self.form
+        if form.kind != "jagged" and form.dtype != object:
+            return len(self) * math.prod(size or 0 for size in form.row_shape) * int(form.dtype.itemsize)
         held = self.starts[-1]
         return 0 if not held else sum(piece.nbytes for piece in self.pieces) * len(self) // held
 
-    @property
-    def fetched(self) -> Any:
-        """The rows, if they have been read; None otherwise."""
-        return self._fetched
-
     def keep(self, column: Any) -> None:
         """Keep the rows that were read."""
-        self._fetched, self._version, self.at_hand = column, _version_of(column), {}
+        self.fetched, self._version, self.at_hand = column, _version_of(column), {}
 
     def settled(self) -> Any:
         """This column; or its rows as they are now, once somebody has written to what was read."""
-        changed = self._fetched is not None and _version_of(self._fetched) != self._version
-        return self._fetched if changed else self
+        changed = self.fetched is not None and _version_of(self.fetched) != self._version
+        return self.fetched if changed else self
 
     # Row operations
 
@@ -228,14 +217,14 @@ class RemoteColumn:
         kept = [self.pieces[place] for place in used]
         shifts = {place: start - starts[place] for place, start in zip(used, _starts_of(kept), strict=False)}
         fewer = RemoteColumn(self.form, kept, _shifted(self.rows, starts, shifts))
-        fewer._fetched, fewer._version = self._fetched, self._version
+        fewer.fetched, fewer._version = self.fetched, self._version
         return fewer
 
     def to(self, device: torch.device) -> RemoteColumn:
         """The same rows, to be read onto a device."""
         moved = RemoteColumn(self.form._replace(device=device), self.pieces, self.rows, self.starts)
-        if self._fetched is not None:
-            moved.keep(self._fetched.to(device))
+        if self.fetched is not None:
+            moved.keep(self.fetched.to(device))
         return moved
 
     def names_same(self, other: RemoteColumn) -> bool:

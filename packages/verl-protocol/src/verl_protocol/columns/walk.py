@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_protocol.columns.objects import fill_objects
+from verl_protocol.columns.objects import fill_objects, is_stack
 from verl_protocol.kinds import PLAIN, is_jagged, is_tensor, is_tensordict
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _entries(value: Any) -> Iterable[tuple[object, Any]]:
     if is_tensor(value):
         return _parts_of_jagged(value) if is_jagged(value) else ()
     if is_tensordict(value):
-        return _entries_of_tensordict(value)
+        return enumerate(value.tolist()) if is_stack(value) else value.items()
     if hasattr(value, "_held"):  # a batch
         return [*value._held().items(), *value.non_tensor_batch.items(), ("meta_info", value.meta_info)]
     if isinstance(value, Mapping):
@@ -76,12 +76,6 @@ def _entries(value: Any) -> Iterable[tuple[object, Any]]:
     if is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name, None)) for field in fields(value)]
     return ()
-
-
-def _entries_of_tensordict(value: Any) -> Iterable[tuple[object, Any]]:
-    from tensordict import NonTensorStack
-
-    return enumerate(value.tolist()) if isinstance(value, NonTensorStack) else value.items()
 
 
 def _parts_of_jagged(value: torch.Tensor) -> Iterable[tuple[object, Any]]:

@@ -25,8 +25,7 @@ def proto_class() -> Any:
 def is_proto(value: object) -> TypeIs[DataProto]:
     """Whether `value` is a DataProto."""
     # As in `proto_class`, once more: every argument of every call is asked several times.
-    kind = getattr(sys.modules.get("verl_protocol.batch.proto"), "DataProto", None)
-    return kind is not None and isinstance(value, kind)
+    return isinstance(value, getattr(sys.modules.get("verl_protocol.batch.proto"), "DataProto", ()))
 
 
 def is_batch(value: object) -> bool:
