@@ -10,10 +10,10 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from typing import Any, NoReturn
 
 import pytest
@@ -24,6 +24,7 @@ from verl_dispatch.conformance.backend import (
     SharedGroups,
     awaited,
     batch,
+    failure_of,
     later,
     said,
     within,
@@ -33,6 +34,21 @@ from verl_dispatch.errors import CallTimeout, WorkerGroupError
 from verl_dispatch.groups.call import Call
 from verl_dispatch.modes import Broadcast
 from verl_dispatch.planning.options import DEFAULT_OPTIONS
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """The test, run by an event loop of its own."""
+
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+def started(future: Any) -> asyncio.Task[Any]:
+    """A task that awaits the future."""
+    return asyncio.ensure_future(awaited(future))
 
 
 class TestCalls(SharedGroups):
@@ -62,60 +78,50 @@ class TestCalls(SharedGroups):
 
     # --- async programs -------------------------------------------------------------------------------------
 
-    def test_calls_are_awaited_and_streamed(self, group: Any) -> None:
-        async def main() -> Any:
-            found = [await group.rows.submit(batch(4)), await later(group.rows)(batch(4))]
-            streamed = {rank: answer async for rank, answer in group.one_to_all.stream("x")}
-            return list(map(ids_of, found)), streamed
+    @in_a_loop
+    async def test_calls_are_awaited_and_streamed(self, group: Any) -> None:
+        assert ids_of(await group.rows.submit(batch(4))) == [0, 1, 2, 3]
+        assert ids_of(await later(group.rows)(batch(4))) == [0, 1, 2, 3]
+        streamed = {rank: answer async for rank, answer in group.one_to_all.stream("x")}
+        assert streamed == dict(enumerate(said("x")))
 
-        assert asyncio.run(main()) == ([[0, 1, 2, 3]] * 2, dict(enumerate(said("x"))))
+    @in_a_loop
+    async def test_blocking_calls_work_while_an_event_loop_runs(self, group: Any) -> None:
+        made = later(group.rows)(batch(4))
+        with group.trace() as trace:
+            assert ids_of(group.rows(batch(4))) == [0, 1, 2, 3]
+            assert group.one_to_all_async(1) == said(1)
+        assert sorted(group.one_to_all.stream("x")) == list(enumerate(said("x")))
+        with pytest.raises(WorkerGroupError, match="boom"):
+            group.raise_on(1)
+        assert len(trace.calls) == 2
+        assert ids_of(made.get()) == ids_of(group.rows.submit(batch(4)).result()) == [0, 1, 2, 3]
 
-    def test_blocking_calls_work_while_an_event_loop_runs(self, group: Any) -> None:
-        async def main() -> Any:
-            made = later(group.rows)(batch(4))
-            with group.trace() as trace:
-                called = ids_of(group.rows(batch(4))), group.one_to_all_async(1)
-            streamed = sorted(group.one_to_all.stream("x"))
-            with pytest.raises(WorkerGroupError, match="boom"):
-                group.raise_on(1)
-            assert len(trace.calls) == 2
-            return called, streamed, ids_of(made.get()), ids_of(group.rows.submit(batch(4)).result())
+    @in_a_loop
+    async def test_batches_that_are_made_of_others_are_awaited(self, group: Any, single: Any) -> None:
+        made = later(single.rows)(later(group.rows)(batch(8)))
+        assert [ids_of(await piece) for piece in made.chunk(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert await made.arow_count() == 8
 
-        ids = [0, 1, 2, 3]
-        assert asyncio.run(main()) == ((ids, said(1)), list(enumerate(said("x"))), ids, ids)
+    @in_a_loop
+    async def test_failures_are_raised_where_they_are_awaited(self, group: Any) -> None:
+        with pytest.raises(WorkerGroupError, match="boom"):
+            await group.raise_on.submit(1)
+        with pytest.raises(WorkerGroupError, match="'i'"):
+            await later(group.rows)(batch(4).select(["x"]))
+        with pytest.raises(WorkerGroupError, match="boom"):
+            async for _ in group.raise_on.stream(2):
+                pass
 
-    def test_batches_that_are_made_of_others_are_awaited(self, group: Any, single: Any) -> None:
-        async def main() -> Any:
-            made = later(single.rows)(later(group.rows)(batch(8)))
-            pieces = made.chunk(2)
-            return [ids_of(await piece) for piece in pieces], await made.arow_count()
-
-        assert asyncio.run(main()) == ([[0, 1, 2, 3], [4, 5, 6, 7]], 8)
-
-    def test_failures_are_raised_where_they_are_awaited(self, group: Any) -> None:
-        async def main() -> None:
-            with pytest.raises(WorkerGroupError, match="boom"):
-                await group.raise_on.submit(1)
-            with pytest.raises(WorkerGroupError, match="'i'"):
-                await later(group.rows)(batch(4).select(["x"]))
-            with pytest.raises(WorkerGroupError, match="boom"):
-                async for _ in group.raise_on.stream(2):
-                    pass
-
-        asyncio.run(main())
-
-    def test_many_awaits_hold_no_thread_and_stand_behind_nobody(
+    @in_a_loop
+    async def test_many_awaits_hold_no_thread_and_stand_behind_nobody(
         self, backend: Backend, group: Any, single: Any
     ) -> None:
         long_s = 0.5 if backend.ranks_meet else 0.01
-
-        def start(future: Any) -> Any:
-            return asyncio.ensure_future(awaited(future))
-
-        async def main() -> None:
-            threads = set(threading.enumerate())
-            long = [start(group.sleep.submit(long_s)) for _ in range(4)]
-            short = [start(single.sleep.submit(0.002 * (n % 2))) for n in range(196)]
+        threads = set(threading.enumerate())
+        with within(3 * long_s + 10):
+            long = [started(group.sleep.submit(long_s)) for _ in range(4)]
+            short = [started(single.sleep.submit(0.002 * (n % 2))) for n in range(196)]
             given_up = [long.pop(), *(short.pop() for _ in range(40))]
             await asyncio.sleep(0)
             assert set(threading.enumerate()) <= threads
@@ -129,9 +135,6 @@ class TestCalls(SharedGroups):
                 assert not long[-1].done()
             assert set(threading.enumerate()) <= threads
             assert await asyncio.gather(*long) == [[0, 1, 2, 3]] * 3
-
-        with within(3 * long_s + 10):
-            asyncio.run(main())
 
     def test_a_cancelled_await_lets_go_and_the_call_goes_on(self, group: Any, slow: None) -> None:
         future = group.sleep.submit(1.5)
@@ -147,16 +150,12 @@ class TestCalls(SharedGroups):
             asyncio.run(awaited(future))
         assert future.result(60) == [0, 1, 2, 3]
 
-    def test_groups_end_with_an_async_block(self, backend: Backend) -> None:
-        async def main() -> Any:
-            async with backend.make_group(PlainWorker, 1) as group:
-                entered: Any = group
-                assert await entered.get.submit() == ["plain"]
-            return entered
-
-        group = asyncio.run(main())
-        with pytest.raises(WorkerGroupError, match="shut down"):
-            group.get()
+    @in_a_loop
+    async def test_groups_end_with_an_async_block(self, backend: Backend) -> None:
+        group: Any = backend.make_group(PlainWorker, 1)
+        async with group as entered:
+            assert await entered.get.submit() == ["plain"]
+        assert "shut down" in str(failure_of(group.get))
 
     # --- time limits ----------------------------------------------------------------------------------------
 
@@ -218,7 +217,7 @@ class TestCalls(SharedGroups):
 
     def test_a_failure_that_nobody_reads_is_told(self, group: Any, caplog: pytest.LogCaptureFixture) -> None:
         future = group.raise_on.submit(2)
-        asyncio.run(_given_up(future))
+        _give_up(future)
         del future
         group.one_to_all(1)
         deadline = time.monotonic() + 10
@@ -229,8 +228,9 @@ class TestCalls(SharedGroups):
         assert "boom" in caplog.text
 
 
-async def _given_up(future: Any) -> None:
-    waiting = asyncio.ensure_future(awaited(future))
+@in_a_loop
+async def _give_up(future: Any) -> None:
+    waiting = started(future)
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.wait([waiting])
@@ -263,6 +263,8 @@ def interrupted_after(
 
 NUM_CALLS = 200
 NUM_ROWS = 4
+IN_ORDER = [(number, 1) for number in range(NUM_CALLS)]
+"""The log of calls that ran in order, none beside another."""
 
 
 class TestOrder:
@@ -285,20 +287,18 @@ class TestOrder:
             sent = [later(method)(number, number) for number, method in enumerate(methods)]
             answers = [backend.resolved(references) for references in sent]
         assert answers == [[number, number] for number in range(NUM_CALLS)]
-        assert group.take_log() == [one_by_one(NUM_CALLS)] * 2
+        assert group.take_log() == [IN_ORDER] * 2
 
     def test_a_chain_of_futures_keeps_its_place_among_other_calls(self, group: Any) -> None:
-        names = random.Random(NUM_CALLS).choices(
-            ["plain", "asynchronous", "pass_on", "pass_on_async"], k=NUM_CALLS
-        )
         made: Any = batch(NUM_ROWS)
-        for number, name in enumerate(names):
+        names = ["plain", "asynchronous", "pass_on", "pass_on_async"]
+        for number, name in enumerate(random.Random(NUM_CALLS).choices(names, k=NUM_CALLS)):
             method = later(group.bind(name))
             if name.startswith("pass_on"):
                 made = method(made, Broadcast(number))
             else:
                 method(number, number)
-        assert group.take_log() == [one_by_one(NUM_CALLS)] * 2
+        assert group.take_log() == [IN_ORDER] * 2
         assert ids_of(made.get()) == list(range(NUM_ROWS))
 
     def test_calls_of_several_threads_come_one_by_one_in_one_order_to_all_ranks(self, group: Any) -> None:
@@ -317,11 +317,6 @@ class TestOrder:
             later(group.asynchronous)(None, 8 * number)
         assert group.plain(1, 1) == [1, 1]
         assert group.take_log() == [[*((8 * number, 1) for number in range(20)), (1, 1)]] * 2
-
-
-def one_by_one(num_calls: int) -> list[tuple[int, int]]:
-    """The log of calls that ran in order, none beside another."""
-    return [(number, 1) for number in range(num_calls)]
 
 
 class TestPrograms(SharedGroups):
@@ -351,9 +346,8 @@ class TestPrograms(SharedGroups):
                     data = batch(4 * choice.randint(1, 3))
                     kept = [ids_of(call.args[0]) for call in group.rows.plan(data)]
                     made = later(group.twice)(later(group.rows)(data))
-                    ids = ids_of(data)
-                    read = partial(backend.resolved, made)
-                    unread.append((lambda read=read: ids_of(read()), sorted([*ids, *ids])))  # type: ignore[misc]
+                    twice = sorted([*ids_of(data), *ids_of(data)])
+                    unread.append((lambda made=made: ids_of(backend.resolved(made)), twice))  # type: ignore[misc]
                 case "stream":
                     assert sorted(group.get_kept.stream()) == list(enumerate(kept))
                 case _:
@@ -364,38 +358,33 @@ class TestPrograms(SharedGroups):
     def test_threads_and_an_event_loop_use_one_group_at_once(
         self, backend: Backend, group: Any, single: Any
     ) -> None:
-        together = threading.Barrier(5)
-        turns = range(8)
+        together, turns = threading.Barrier(5), range(8)
 
-        def call() -> None:
-            for turn in turns:
-                data = batch(5, first=100 * turn, auto_padding=True)
-                assert ids_of(group.rows(data)) == ids_of(data)
+        def call(turn: int) -> None:
+            data = batch(5, first=100 * turn, auto_padding=True)
+            assert ids_of(group.rows(data)) == ids_of(data)
 
-        def hand_on() -> None:
-            for turn in turns:
-                data = batch(4, first=1000 * turn)
-                made = later(single.rows)(later(group.rows)(data))
-                assert ids_of(backend.resolved(made)) == ids_of(data)
+        def hand_on(turn: int) -> None:
+            data = batch(4, first=1000 * turn)
+            made = later(single.rows)(later(group.rows)(data))
+            assert ids_of(backend.resolved(made)) == ids_of(data)
 
-        def stream() -> None:
-            for turn in turns:
-                answers = sorted(group.one_to_all.stream(turn, "streamed"))
-                assert answers == list(enumerate(said(turn, "streamed")))
+        def stream(turn: int) -> None:
+            answers = sorted(group.one_to_all.stream(turn, "streamed"))
+            assert answers == list(enumerate(said(turn, "streamed")))
 
-        def fail() -> None:
-            for turn in turns:
-                with pytest.raises(WorkerGroupError, match=f"on rank {turn % 4}[\\s\\S]*turn {turn}"):
-                    group.raise_on(turn % 4, f"turn {turn}")
+        def fail(turn: int) -> None:
+            with pytest.raises(WorkerGroupError, match=f"on rank {turn % 4}[\\s\\S]*turn {turn}"):
+                group.raise_on(turn % 4, f"turn {turn}")
 
         async def await_all() -> None:
             together.wait(60)
             futures = [group.one_to_all.submit(turn) for turn in turns]
             assert [await each for each in futures] == list(map(said, turns))
 
-        def at_once(work: Callable[[], None]) -> None:
+        def at_once(work: Callable[[int], None]) -> None:
             together.wait(60)
-            work()
+            list(map(work, turns))
 
         with ThreadPoolExecutor() as threads:
             works = [threads.submit(at_once, work) for work in (call, hand_on, stream, fail)]
