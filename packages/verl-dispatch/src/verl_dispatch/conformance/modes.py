@@ -5,7 +5,7 @@ Rows that do not divide, and rows over named meshes, come back in input order, n
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -17,59 +17,38 @@ from verl_dispatch.modes import Broadcast, Execute
 from verl_dispatch.planning.mesh import Mesh
 
 
-class Row(NamedTuple):
-    """One line of the table, for values: a method, its arguments, and the expected result."""
-
-    method: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    expected: Any
-
-
-def table(n: int) -> dict[str, Row]:
-    """What each mode takes and gives on a group of `n`."""
-    ranks, letters, ones = range(n), "abcdefgh"[:n], [1] * n
-    last = n - 1
+def table(n: int) -> dict[str, tuple[str, tuple[Any, ...], dict[str, Any], Any]]:
+    """What each mode takes and gives on a group of `n`: a method, its arguments, and the expected result."""
+    ranks, letters, ones, last = list(range(n)), tuple("abcdefgh"[:n]), [1] * n, n - 1
+    by_rank = dict(zip(ranks, letters, strict=True))
     return {
-        "rank zero": Row("rank_zero", ("v",), {"y": ones}, (0, "v", ones)),
-        "one to all": Row("one_to_all", ("v",), {"y": 5}, [(r, "v", 5) for r in ranks]),
-        "one to all, a list as long as the world": Row(
-            "one_to_all", (ones,), {}, [(r, ones, None) for r in ranks]
-        ),
-        "one to all, async": Row("one_to_all_async", (3,), {}, [(r, 3, None) for r in ranks]),
-        "one to all, rank zero": Row("one_to_all_rank_zero", ("v",), {"y": ones}, (0, "v", ones)),
-        "all to all": Row(
-            "all_to_all", (list(ranks),), {"y": tuple(letters)}, [(r, r, letters[r]) for r in ranks]
-        ),
-        "all to all, broadcast": Row(
-            "all_to_all", (Broadcast([1, 2]), list(ranks)), {}, [(r, [1, 2], r) for r in ranks]
-        ),
-        "all to all, entries that are lists": Row(
-            "all_to_all", ([[r] * n for r in ranks],), {}, [(r, [r] * n, None) for r in ranks]
-        ),
-        "all to all, rank zero": Row("all_to_all_rank_zero", ([1, 2, 3],), {"y": 4}, (0, [1, 2, 3], 4)),
-        "one to one, all by rank": Row(
-            "one_to_one", ({r: r * 10 for r in ranks},), {}, {r: (r, r * 10, None) for r in ranks}
-        ),
-        "one to one, only the last": Row(
-            "one_to_one", ({last: "v"},), {"y": {last: "w"}}, {last: (last, "v", "w")}
-        ),
-        "one to one, a list": Row("one_to_one", (list(ranks),), {}, [(r, r, None) for r in ranks]),
-        "dp compute": Row(
-            "dp_compute",
-            (list(ranks), tuple(letters)),
+        "rank zero": ("rank_zero", ("v",), {"y": ones}, (0, "v", ones)),
+        "one to all": ("one_to_all", ("v",), {"y": 5}, [(r, "v", 5) for r in ranks]),
+        "one to all, a list as long as it": (
+            "one_to_all",
+            (ones,),
             {},
-            [(r, (r, letters[r]), "left out", {}) for r in ranks],
+            [(r, ones, None) for r in ranks],
         ),
-        "dp compute, by name": Row(
-            "dp_compute",
-            (),
-            {"y": list(ranks), "z": [r * r for r in ranks]},
-            [(r, (), r, {"z": r * r}) for r in ranks],
+        "one to all, async": ("one_to_all_async", (3,), {}, [(r, 3, None) for r in ranks]),
+        "one to all, rank zero": ("one_to_all_rank_zero", ("v",), {"y": ones}, (0, "v", ones)),
+        "all to all": ("all_to_all", (ranks,), {"y": letters}, [(r, r, letters[r]) for r in ranks]),
+        "all to all, broadcast": ("all_to_all", (Broadcast(ones), ranks), {}, [(r, ones, r) for r in ranks]),
+        "all to all, lists in a list": (
+            "all_to_all",
+            ([ones] * n, ranks),
+            {},
+            [(r, ones, r) for r in ranks],
         ),
-        "custom pair": Row("custom", ("v",), {}, [(r, ["v", r], None) for r in reversed(ranks)]),
-        "custom plan": Row("custom_plan", ("v",), {}, [(last, "v", None)]),
-        "custom, rank zero": Row("custom_rank_zero", (3,), {}, {"rank zero": (0, [3, 3], None)}),
+        "all to all, rank zero": ("all_to_all_rank_zero", ([1, 2, 3],), {"y": 4}, (0, [1, 2, 3], 4)),
+        "one to one": ("one_to_one", (by_rank,), {}, {r: (r, letters[r], None) for r in ranks}),
+        "one to one, only the last": ("one_to_one", ({last: 1},), {"y": {last: 2}}, {last: (last, 1, 2)}),
+        "one to one, a list": ("one_to_one", (ranks,), {}, [(r, r, None) for r in ranks]),
+        "dp compute": ("dp_compute", (ranks, letters), {}, [(r, (r, letters[r]), "no", {}) for r in ranks]),
+        "dp, by name": ("dp_compute", (), {"y": ranks, "z": ones}, [(r, (), r, {"z": 1}) for r in ranks]),
+        "custom pair": ("custom", ("v",), {}, [(r, ["v", r], None) for r in reversed(ranks)]),
+        "custom plan": ("custom_plan", ("v",), {}, [(last, "v", None)]),
+        "custom, rank zero": ("custom_rank_zero", (3,), {}, {"rank zero": (0, [3, 3], None)}),
     }
 
 
@@ -125,7 +104,7 @@ class TestModes(SharedGroups):
             assert ids_of(got) == ranks_of(got) == list(range(n))
 
     def test_function_on_rank_zero(self, group: Any) -> None:
-        assert group.execute_func_rank_zero(add, 2, b=[3]) == (2, [3])
+        assert group.execute_func_rank_zero(dict, {1: 2}, b=[3]) == {1: 2, "b": [3]}
 
     def test_metrics_come_per_rank(self, group: Any) -> None:
         n = group.world_size
@@ -154,11 +133,6 @@ class TestModes(SharedGroups):
         assert {each["world_size"] for each in found} == {group.world_size}
         assert len({each["master"] for each in found}) == 1
         assert None not in found[0]["master"]
-
-
-def add(a: int, b: list[int]) -> Any:
-    """What rank 0 is sent."""
-    return a, b
 
 
 # --- What is no good argument is told before anything is sent: which, what was given, what to do ------------

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from verl_dispatch.conformance.backend import Backend, SharedGroups, batch
-from verl_dispatch.errors import WorkerGroupError
+from verl_dispatch.conformance.backend import Backend, SharedGroups, batch, failure_of, later
 
 NUMBER = (int, float)
 ROW_BYTES = 16
@@ -66,10 +63,9 @@ class TestRecords(SharedGroups):
     ) -> None:
         with group.record(tmp_path / "calls"):
             group.rows(batch(8))
-            with pytest.raises(WorkerGroupError) as caught:
-                group.raise_on(1)
+            error = failure_of(group.raise_on, 1)
         [path] = (tmp_path / "calls").iterdir()
-        assert str(path) in str(caught.value)
+        assert str(path) in str(error)
         facts = json.loads(path.read_bytes().partition(b"\n")[0])
         assert (facts["method"], facts["rank"], facts["world_size"]) == ("raise_on", 1, 4)
         assert "boom" in facts["error"]
@@ -77,7 +73,7 @@ class TestRecords(SharedGroups):
     def test_every_call_is_written_down_on_request_async_ones_too(self, group: Any, tmp_path: Path) -> None:
         with group.record(tmp_path, on="all"):
             group.one_to_all_async(1)
-            group.rows.options(blocking=False)(batch(8)).get()
+            later(group.rows)(batch(8)).get()
         group.one_to_all(1)
         written = [path.name.split("-")[:2] for path in tmp_path.iterdir()]
         methods = ("one_to_all_async", "rows")
@@ -88,12 +84,13 @@ def stages_of(call: Any) -> list[tuple[str, int | None]]:
     return [(stage.name, stage.rank) for stage in call.stages()]
 
 
-def of_ranks(ranks: Sequence[int]) -> list[tuple[str, int | None]]:
-    return [(name, rank) for rank in ranks for name in ("queue", "fetch", "run")]
+def stages(*ranks: int) -> list[tuple[str, int | None]]:
+    """What is timed of a call of these ranks, until it is collected."""
+    of_ranks = [(name, rank) for rank in ranks for name in ("queue", "fetch", "run")]
+    return [("plan", None), ("send", None), *of_ranks]
 
 
-BEFORE: list[tuple[str, int | None]] = [("plan", None), ("send", None)]
-AFTER: list[tuple[str, int | None]] = [("collect", None)]
+COLLECT = ("collect", None)
 
 
 class TestTraces(SharedGroups):
@@ -104,14 +101,13 @@ class TestTraces(SharedGroups):
             group.rows(batch(8))
             group.rows.submit(batch(8)).result()
             list(group.rows.stream(batch(8)))
-            backend.resolved(group.rows.options(blocking=False)(batch(8)))
+            backend.resolved(later(group.rows)(batch(8)))
             backend.resolved(group.execute_all_async("one_to_all", 1))
             group.execute_rank_zero_sync("one_to_all", 1)
-        called, submitted, streamed, later, raw, zero = trace.calls
-        everywhere = of_ranks(range(4))
-        assert stages_of(called) == stages_of(submitted) == [*BEFORE, *everywhere, *AFTER]
-        assert stages_of(streamed) == stages_of(later) == stages_of(raw) == [*BEFORE, *everywhere]
-        assert stages_of(zero) == [*BEFORE, *of_ranks([0]), *AFTER]
+        called, submitted, *not_collected, zero = map(stages_of, trace.calls)
+        assert called == submitted == [*stages(0, 1, 2, 3), COLLECT]
+        assert not_collected == [stages(0, 1, 2, 3)] * 3
+        assert zero == [*stages(0), COLLECT]
         assert all(stage.seconds >= 0 for call in trace.calls for stage in call.stages())
 
     def test_bytes_are_those_of_the_rows(self, group: Any) -> None:
@@ -136,11 +132,11 @@ class TestTraces(SharedGroups):
     def test_only_ranks_that_are_called_have_stages(self, group: Any) -> None:
         with group.trace() as trace:
             group.one_to_one({1: "b", 3: "d"})
-        assert stages_of(trace.calls[0]) == [*BEFORE, *of_ranks([1, 3]), *AFTER]
+        assert stages_of(trace.calls[0]) == [*stages(1, 3), COLLECT]
 
     def test_a_call_that_fails_says_so(self, group: Any) -> None:
-        with group.trace() as trace, pytest.raises(WorkerGroupError):
-            group.raise_on(1)
+        with group.trace() as trace:
+            failure_of(group.raise_on, 1)
         [call] = trace.calls
         assert call.error.startswith("WorkerGroupError: ")
         assert "WorkerGroupError" in str(trace)

@@ -60,7 +60,7 @@ class ModesWorker(Worker):
         return self.rank, x, y
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE)
-    def dp_compute(self, /, *xs: Any, y: Any = "left out", **named: Any) -> Any:
+    def dp_compute(self, /, *xs: Any, y: Any = "no", **named: Any) -> Any:
         return self.rank, xs, y, named
 
     # batches; those that mark the rows over a mesh are below
