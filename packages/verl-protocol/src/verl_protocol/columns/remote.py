@@ -269,7 +269,11 @@ def concat_remote(columns: Sequence[Any]) -> RemoteColumn:
 def _shifted(rows: RowMap, starts: Sequence[int], shifts: Mapping[int, int]) -> RowMap:
     """The rows, each moved as its piece is; a range stays one where all pieces that it lies in move alike."""
     if isinstance(rows, range):
-        used = {shifts[place] for place in _owners(rows, starts)} or {0}
+        used = set(shifts.values())
+        if len(used) > 1:
+            used = {shifts[place] for place in _owners(rows, starts)}
+        if not used:
+            return rows
         if len(used) == 1:
             shift = used.pop()
             return range(rows.start + shift, rows.stop + shift, rows.step)
@@ -290,7 +294,7 @@ def _joined(maps: Sequence[RowMap]) -> RowMap:
 
 def _starts_of(pieces: Sequence[Piece]) -> list[int]:
     """Where each piece begins among the rows of all, and where the last one ends."""
-    return list(accumulate((piece.num_rows for piece in pieces), initial=0))
+    return list(accumulate([piece.num_rows for piece in pieces], initial=0))
 
 
 def _owners(rows: RowMap, starts: Sequence[int]) -> list[int]:
