@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from verl_protocol.columns.travel import references_travel
 from verl_protocol.columns.walk import nbytes_of
 from verl_protocol.errors import ReadOnlyWriteError, UnknownDtypeError, WireVersionError
-from verl_protocol.wire.buffers import VERSION_TAG, WIRE_VERSION, Readers, ready_buffers
+from verl_protocol.wire.buffers import VERSION_TAG, WIRE_VERSION, Readers, SelfReduced, ready_buffers
 from verl_protocol.wire.guard import check_unwritten, watch
 from verl_protocol.wire.pickler import asking_pickler
 
@@ -178,7 +178,7 @@ def unpack(version: int, readers: Readers, data: Any, buffers: Sequence[Any]) ->
     return loads(data, buffers, readers=readers)
 
 
-class _Envelope:
+class _Envelope(SelfReduced):
     """Puts the version before the value; what is read back is the value itself."""
 
     def __init__(self, value: object) -> None:

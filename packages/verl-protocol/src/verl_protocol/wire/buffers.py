@@ -125,7 +125,11 @@ def checked_version(found: object) -> object:
     return found
 
 
-class _VersionTag:
+class SelfReduced:
+    """What has a `__reduce__` of its own and is no tensor, array or batch: our picklers ask no further."""
+
+
+class _VersionTag(SelfReduced):
     def __reduce__(self) -> Any:
         return checked_version, (WIRE_VERSION,)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verl_protocol.wire.arrays import reduce_array
+from verl_protocol.wire.buffers import SelfReduced
 
 if TYPE_CHECKING:
     from verl_protocol.wire.buffers import Reduction
@@ -32,6 +33,8 @@ def asking_pickler(base: type[pickle.Pickler]) -> type[pickle.Pickler]:
         _encoder: Encoder | None = None
 
         def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, SelfReduced):
+                return obj.__reduce__()
             if type(obj) not in _NEVER_REDUCED:
                 if self._encoder is None:
                     self._encoder = _encoder_if_needed()

@@ -198,7 +198,7 @@ def _set_apart(value: Any) -> tuple[Any, ...]:
 
         rest, objects = set_apart(value)
     unused = [None] * (MOST_OBJECTS - len(objects))
-    return (rest, *(packed(columns, "one") for columns in objects), *unused)
+    return (rest, *(sealed(columns) for columns in objects), *unused)
 
 
 def count_rows(worker: Any, value: Any) -> int:

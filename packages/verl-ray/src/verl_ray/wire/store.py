@@ -12,10 +12,10 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.experimental import get_object_locations
 from verl_protocol.errors import ColumnsLost
 from verl_protocol.futures.any_batch import is_proto
+from verl_protocol.wire.buffers import SelfReduced
 
-from verl_ray.wire.message import packed
 from verl_ray.wire.refs import connection, no_connection
-from verl_ray.wire.sealed import opened
+from verl_ray.wire.sealed import opened, sealed
 
 if TYPE_CHECKING:
     from verl_protocol.columns.remote import Piece
@@ -25,12 +25,12 @@ _CONNECT_S: Final = 1.0
 _ASK_MS: Final = 2_000
 
 
-class _RayStore:
+class _RayStore(SelfReduced):
     """References are those of Ray; what they stand for is read as it lies there, and never written to."""
 
     def put(self, columns: Mapping[str, Any]) -> Any:
         """A reference to a snapshot of the columns."""
-        return ray.put(packed(dict(columns), "one"))
+        return ray.put(sealed(dict(columns)))
 
     def fetch(self, pieces: Sequence[Piece], columns: str) -> list[Mapping[str, Any]]:
         """What the references stand for, all fetched at once.
@@ -43,8 +43,7 @@ class _RayStore:
         refs, limit_s = [piece.ref for piece in pieces], _LOOK_AFTER_S
         while True:
             try:
-                found: list[Mapping[str, Any]] = ray.get(refs, timeout=limit_s)
-                return found
+                return [opened(each, "one") for each in ray.get(refs, timeout=limit_s)]
             except RayError as error:
                 if isinstance(error, RayTaskError) or not isinstance(error, GetTimeoutError):
                     raise _lost(pieces, columns, error) from error

@@ -148,16 +148,6 @@ class Host:
         """Where the async methods run."""
         return MethodLoop(self._verl_report.assignment.rank_info.device_index)
 
-    @contextmanager
-    def _verl_user_code(self) -> Iterator[None]:
-        """While the user's constructor or method runs in the main thread."""
-        self._verl_inside = True
-        try:
-            with leaving_ends_the_process():
-                yield
-        finally:
-            self._verl_inside = False
-
     def _verl_open_rendezvous(self, asked: Rendezvous | range) -> Rendezvous:
         """Choose where the group meets, on the node of rank 0, and keep hold of the port."""
         self._verl_held = choose_rendezvous(asked, _node_ip())
@@ -177,7 +167,7 @@ class Host:
         args, kwargs, _ = open_message(message, refs)
         make_current(info.device_index)
         started_at = time.perf_counter()
-        with building(WorkerSite(info)), self._verl_user_code():
+        with building(WorkerSite(info)), leaving_ends_the_process(self):
             _construct(self, args, kwargs)
         constructor_s = time.perf_counter() - started_at
         self._verl_report = _report(replace(assignment, rank_info=info), self._verl_born_at, constructor_s)
@@ -294,7 +284,7 @@ def runner(
 
     def run(self: Any, message: Message = None, /, *refs: Any) -> Any:
         call, shared, finish = opened(self, message, refs)
-        with self._verl_user_code(), sharing_reads(shared):
+        with leaving_ends_the_process(self), sharing_reads(shared):
             value = call()
             if inspect.iscoroutine(value):
                 value = self._verl_loop.run(value)
@@ -314,12 +304,17 @@ def runner(
 
 
 @contextmanager
-def leaving_ends_the_process() -> Iterator[None]:
+def leaving_ends_the_process(host: Host | None = None) -> Iterator[None]:
     """Let `sys.exit` in the user's code end the worker's process.
 
     Left to Ray, such a process was seen to linger, and the driver to wait with it.
     `ray.actor.exit_actor()` keeps its orderly way.
+
+    Args:
+        host: the worker, where its constructor or method runs in the main thread.
     """
+    if host is not None:
+        host._verl_inside = True
     try:
         yield
     except SystemExit as leaving:
@@ -333,6 +328,9 @@ def leaving_ends_the_process() -> Iterator[None]:
         if told is error:
             raise
         raise told from None
+    finally:
+        if host is not None:
+            host._verl_inside = False
 
 
 def _as_text(error: Exception) -> Exception:
