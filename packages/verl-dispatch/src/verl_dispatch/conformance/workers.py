@@ -147,18 +147,14 @@ class ModesWorker(Worker):
     def _marked(self, data: Any, more: Any = None) -> Any:
         """The rows, and which rank had them; of `more` the ids."""
         self.kept = ids_of(data)
-        rank = torch.full((len(data),), self.rank)
-        if not isinstance(data, DataProto):
-            marked = data.clone()
-            marked["rank"] = rank
-            if more is not None:
-                marked["more"] = more["i"]
-            return marked
-        columns = {**{key: data.tensor(key) for key in ("i", "x") if key in data}, "rank": rank}
+        added = {"rank": torch.full((len(data),), self.rank)}
         if more is not None:
-            columns["more"] = more.tensor("i")
+            added["more"] = torch.tensor(ids_of(more))
+        if not isinstance(data, DataProto):
+            return data.clone().update(added)
+        columns = {key: data.tensor(key) for key in ("i", "x") if key in data}
         named = {"s": data.column("s")} if "s" in data else None
-        return DataProto.from_dict(columns, named, meta_info=dict(data.meta_info))
+        return DataProto.from_dict(columns | added, named, meta_info=dict(data.meta_info))
 
     # isolation
 
