@@ -160,7 +160,7 @@ def test_the_actor_class_waits_and_keeps_its_name() -> None:
     assert issubclass(derived, Host)
     waiting = derived()
     assert not hasattr(waiting, "word")
-    runners = {route.method: route.runner for route in routes_of(Sample)}
+    runners = {route.method.name: route.runner for route in routes_of(Sample)}
     assert hasattr(derived, runners["say"])
     assert hasattr(derived, ANY_METHOD)
 

@@ -7,7 +7,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -45,15 +45,14 @@ class DirectPaths:
 
     Args:
         worker_set: the workers.
-        asked: the transport of each method that was registered with one.
     """
 
-    def __init__(self, worker_set: WorkerSet, asked: Mapping[str, str]) -> None:
-        self._worker_set, self._asked = worker_set, asked
+    def __init__(self, worker_set: WorkerSet) -> None:
+        self._worker_set = worker_set
         self._open: set[tuple[str, int]] = set()
 
-    def open(self, method: str) -> str | None:
-        """The transport that the method was registered with, ready for use; None for the store.
+    def open(self, method: str, transport: str) -> None:
+        """Make the transport that the method was registered with ready for use.
 
         The first time, this waits until the workers are idle and lets them connect.
 
@@ -61,9 +60,8 @@ class DirectPaths:
             TransportRefusedError: somebody else started the workers.
             WorkerGroupError: they could not connect.
         """
-        transport = self._asked.get(method)
-        if transport is None or (transport, self._worker_set.generation) in self._open:
-            return transport
+        if (transport, self._worker_set.generation) in self._open:
+            return
         if not self._worker_set.owned:
             raise TransportRefusedError(
                 method,
@@ -75,7 +73,6 @@ class DirectPaths:
             with _connecting:
                 self._connect(method, transport)
         self._open.add((transport, self._worker_set.generation))
-        return transport
 
     def _connect(self, method: str, transport: str) -> None:
         from ray.experimental.collective import create_collective_group, get_collective_groups
@@ -136,9 +133,8 @@ class Executor:
     def __init__(self, worker_set: WorkerSet, user_class: type, role: str | None) -> None:
         self._worker_set, self._role = worker_set, role
         self._label = user_class.__name__
-        self._routes = {route.method: route for route in routes_of(user_class) if route.role == role}
-        asked = {route.method: route.transport for route in self._routes.values() if route.transport}
-        self._direct = DirectPaths(worker_set, asked)
+        self._routes = {route.method.name: route for route in routes_of(user_class) if route.role == role}
+        self._direct = DirectPaths(worker_set)
         self._remotes: dict[tuple[str, int, str | None], list[Any]] = {}
         self._generation = -1
 
@@ -150,7 +146,10 @@ class Executor:
         """
         self._worker_set.ready()
         handed_on = options.blocking is False
-        transport = self._direct.open(plan.method) if handed_on else None
+        route = self._routes.get(plan.method)
+        transport = route.transport if handed_on and route is not None else None
+        if transport is not None:
+            self._direct.open(plan.method, transport)
         counts_rows = handed_on and isinstance(plan.collect, BatchCollector)
         # A list of references is for `ray.get`, which knows nothing of columns that lie elsewhere.
         remote = plan.remote and transport is None and (counts_rows or not handed_on)
@@ -159,8 +158,9 @@ class Executor:
         timed = timed and transport is None
         readers: Readers = "many" if handed_on else "one"
         num_returns = (1 + MOST_OBJECTS if remote else 2 if with_rows else 1) + timed
-        route, arguments = self._routes.get(plan.method), Arguments(plan.calls)
-        if options.blocking and options.timeout_s is None and route is not None and route.materializes:
+        arguments = Arguments(plan.calls)
+        materializes = route is not None and route.method.options.materialize_futures
+        if options.blocking and options.timeout_s is None and materializes:
             # For a caller who waits anyway: who knows the counts sends less, and spares the workers to ask.
             for future in arguments.futures:
                 learn_row_counts(future)
@@ -179,7 +179,7 @@ class Executor:
             plan,
             options,
             unread=unread_behind(arguments.futures),
-            can_be_cancelled=route is not None and route.is_async,
+            can_be_cancelled=route is not None and route.method.is_async,
         )
         # All ranks get the calls of several threads in one order, or two calls could wait for each other.
         with self._worker_set.sending, self._sent_to_all(sent):
@@ -221,7 +221,7 @@ class Executor:
             arguments.stored("read_only" if plan.read_only else "many"),
             arguments.bulky,
             "read_only" if plan.read_only else "one",
-            route is not None and route.materializes,
+            route is not None and route.method.options.materialize_futures,
             partial(self._direct.is_own, plan.method),
         )
         given: list[tuple[Any, ...]] = []

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ParamSpec, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, overload
 
 import ray
 from verl_dispatch.groups.pool import ClassWithInitArgs
-from verl_dispatch.methods.decorator import MAGIC_ATTR, register_options
+from verl_dispatch.methods.registered import RegisteredMethod, registered_methods
 from verl_dispatch.methods.static import GroupWorker
 from verl_dispatch.workers import roles
 from verl_protocol.arguments import mapping
@@ -39,19 +38,18 @@ CLEAN_UP_HOOKS = ("__ray_shutdown__", "close")
 """Ray's own hook, which Ray calls too where a worker ends without a kill, or that of in-process groups."""
 
 
-@dataclass(frozen=True)
-class Route:
-    """Where a call goes: a method, its role where several share the process, and the runner for it.
-
-    `transport` is the direct transport that the method asks for its results, if any.
-    """
+class Route(NamedTuple):
+    """Where a call goes: a method, its role where several share the process, and the runner for it."""
 
     role: str | None
-    method: str
+    method: RegisteredMethod
     runner: str
-    is_async: bool
-    materializes: bool
-    transport: str | None
+
+    @property
+    def transport(self) -> str | None:
+        """The direct transport that the method asks for its results, if any."""
+        asked = self.method.options.tensor_transport
+        return None if asked is None else asked.lower()
 
 
 def user_class_of(cls: Any) -> type:
@@ -80,20 +78,13 @@ def routes_of(user_class: type) -> tuple[Route, ...]:
 
     What the class itself registers can be called on all roles' group; its routes have no role.
     """
-    routes = tuple(_routes(user_class, None, None))
-    if issubclass(user_class, roles.ColocatedWorker):
-        for index, spec in enumerate(user_class.role_specs):
-            routes += tuple(_routes(spec.cls, spec.name, index))
-    return routes
-
-
-def _routes(cls: type, role: str | None, role_index: int | None) -> Iterator[Route]:
-    for name, function in inspect.getmembers(cls, inspect.isfunction):
-        if hasattr(function, MAGIC_ATTR):
-            is_async, options = inspect.iscoroutinefunction(function), register_options(function)
-            transport = None if options.tensor_transport is None else str(options.tensor_transport).lower()
-            runs = runner_name(role_index, name)
-            yield Route(role, name, runs, is_async, options.materialize_futures, transport)
+    held: list[tuple[str | None, int | None, type]] = [(None, None, user_class)]
+    held += [(role, index, cls) for index, (role, cls) in enumerate(roles.roles_of(user_class).items())]
+    return tuple(
+        Route(role, method, runner_name(index, method.name))
+        for role, index, cls in held
+        for method in registered_methods(cls).values()
+    )
 
 
 def derive_actor_class(user_class: type, *, interleaves: bool = False) -> type:
@@ -115,8 +106,9 @@ def derive_actor_class(user_class: type, *, interleaves: bool = False) -> type:
     if any(roles.clean_up_hook(cls, CLEAN_UP_HOOKS) for cls in classes_of(user_class)):
         members[CLEAN_UP] = runner(CLEAN_UP, _clean_up, CLEAN_UP, interleaves=is_asyncio)
     for route in routes_of(user_class):
-        find = partial(_method_of, role=route.role, method=route.method)
-        members[route.runner] = runner(route.runner, find, route.method, route.role, interleaves=is_asyncio)
+        name, role = route.method.name, route.role
+        find = partial(_method_of, role=role, method=name)
+        members[route.runner] = runner(route.runner, find, name, role, interleaves=is_asyncio)
     if issubclass(user_class, roles.ColocatedWorker):
         members["role_specs"] = ()
     metaclass: Any = type(user_class)
@@ -388,7 +380,7 @@ def check_transports(
     """
     for route in routes_of(user_class):
         if route.transport and (problem := _problem(route.transport, accelerator, options, detached)):
-            raise TransportRefusedError(route.method, route.transport, *problem)
+            raise TransportRefusedError(route.method.name, route.transport, *problem)
 
 
 def _problem(
