@@ -422,7 +422,7 @@ def cluster_that_loses_a_node() -> Iterator[tuple[Stage, Callable[[], None], Cal
         yield stage, lose, lambda: cluster.add_node(num_cpus=2)
     finally:
         ray.shutdown()
-        cluster.shutdown()  # type: ignore[no-untyped-call]
+        cluster.shutdown()
         start_ray()
 
 

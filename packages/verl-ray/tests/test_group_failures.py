@@ -42,8 +42,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_ray"), pytest
 
 GONE: list[RayError] = [
     ActorDiedError(),
-    NodeDiedError("lost"),  # type: ignore[no-untyped-call]
-    OutOfMemoryError("killed for memory"),  # type: ignore[no-untyped-call]
+    NodeDiedError("lost"),
+    OutOfMemoryError("killed for memory"),
     WorkerCrashedError(),
 ]
 

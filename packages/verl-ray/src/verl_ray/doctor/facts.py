@@ -8,12 +8,11 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray._common.utils import get_system_memory
@@ -88,15 +87,10 @@ def gather_facts(environ: Mapping[str, str], address: str | None = None) -> Doct
     )
 
 
-# Ray leaves these two untyped.
-_count_memory: Callable[[], int] = get_system_memory
-_accelerator_kinds: Callable[[], Iterable[Any]] = get_all_accelerator_managers
-
-
 def _machine() -> dict[str, float]:
     """CPUs, bytes of memory and accelerators, counted the way Ray counts them when it starts."""
-    found = {"CPU": float(get_num_cpus()), "GPU": 0.0, "memory": float(_count_memory())}
-    for kind in _accelerator_kinds():
+    found = {"CPU": float(get_num_cpus()), "GPU": 0.0, "memory": float(get_system_memory())}
+    for kind in get_all_accelerator_managers():
         # Several makes go by the name of GPU.
         count = float(kind.get_current_node_num_accelerators())
         if count:

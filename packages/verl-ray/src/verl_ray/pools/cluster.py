@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +31,6 @@ class NodeFacts:
     def title(self) -> str:
         """Name for messages; nodes may share an address, so a piece of the id goes with it."""
         return f"{self.address} ({self.node_id[:6]})"
-
-
-# Ray leaves these untyped.
-_list_nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
-_actor_entry: Callable[[str], dict[str, Any]] = ray_state.actors
-_list_jobs: Callable[[], list[dict[str, Any]]] = ray_state.jobs
-_list_free: Callable[[], dict[str, dict[str, float]]] = ray_state.available_resources_per_node
 
 
 def ensure_ray_started() -> None:
@@ -68,15 +61,13 @@ def started_here() -> bool:
 def _is_client() -> bool:
     from ray.util.client import ray as client
 
-    # Ray leaves this untyped.
-    is_connected: Callable[[], bool] = client.is_connected
-    return is_connected()
+    return bool(client.is_connected())
 
 
 def alive_nodes() -> tuple[NodeFacts, ...]:
     """All living nodes, in the order Ray lists them."""
-    free = _list_free()
-    return tuple(_facts(node, free) for node in _list_nodes() if node["Alive"])
+    free = ray_state.available_resources_per_node()
+    return tuple(_facts(node, free) for node in ray.nodes() if node["Alive"])
 
 
 def offered_resources() -> list[str]:
@@ -86,12 +77,12 @@ def offered_resources() -> list[str]:
 
 def alive_node_ids() -> frozenset[str]:
     """The ids of all living nodes."""
-    return frozenset(str(node["NodeID"]) for node in _list_nodes() if node["Alive"])
+    return frozenset(str(node["NodeID"]) for node in ray.nodes() if node["Alive"])
 
 
 def dead_node_addresses() -> tuple[str, ...]:
     """Addresses of the nodes that the cluster has lost."""
-    return tuple(str(node["NodeManagerAddress"]) for node in _list_nodes() if not node["Alive"])
+    return tuple(str(node["NodeManagerAddress"]) for node in ray.nodes() if not node["Alive"])
 
 
 def _facts(node: Mapping[str, Any], free: Mapping[str, Mapping[str, float]]) -> NodeFacts:
@@ -118,7 +109,7 @@ def bundle_node_ids(group: PlacementGroup) -> list[str]:
 
 def actor_state(actor_id: str) -> str:
     """What Ray says an actor is doing: `PENDING_CREATION`, `ALIVE`, `DEAD` and more, or "unknown"."""
-    return str(_actor_entry(actor_id).get("State", "unknown"))
+    return str(ray_state.actors(actor_id).get("State", "unknown"))
 
 
 def actors_on(group_id: str, bundle_index: int) -> dict[str, str]:
@@ -144,7 +135,7 @@ def placement_groups_of(actor_names: Collection[str]) -> list[PlacementGroup]:
 
 def job_runs(job_id: str) -> bool:
     """Whether the driver of the job is connected to the cluster."""
-    return any(job["JobID"] == job_id and not job["IsDead"] for job in _list_jobs())
+    return any(job["JobID"] == job_id and not job["IsDead"] for job in ray_state.jobs())
 
 
 def _actor_table() -> list[Any]:
@@ -186,7 +177,11 @@ def placement_progress(group: PlacementGroup) -> PlacementProgress:
 def still_reserved(group: PlacementGroup) -> bool:
     """Whether any node still reports resources that belong to the group."""
     group_id = group.id.hex()
-    return any(group_id in resource for free in _list_free().values() for resource in free)
+    return any(
+        group_id in resource
+        for free in ray_state.available_resources_per_node().values()
+        for resource in free
+    )
 
 
 def placement_option_supported(option: str) -> bool:

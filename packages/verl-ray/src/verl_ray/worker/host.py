@@ -221,8 +221,7 @@ def _construct(host: Host, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 def _node_ip() -> str:
-    address: Any = ray.util.get_node_ip_address  # Ray leaves this one untyped
-    return str(address())
+    return str(ray.util.get_node_ip_address())
 
 
 def _report(assignment: Assignment, born_at: float, constructor_s: float) -> WorkerReport:
