@@ -45,7 +45,8 @@ class Payload:
     def __init__(
         self, data: Any, buffers: Sequence[Any], refs: list[Any], readers: Readers | None = None
     ) -> None:
-        self._data, self._buffers, self._refs, self._readers = data, buffers, refs, readers
+        self._data, self._buffers, self._refs = data, buffers, refs
+        self._readers: Readers | None = readers
 
     def open(self, readers: Readers) -> Any:
         """The value; see `verl_protocol.wire.loads`."""
