@@ -364,10 +364,10 @@ class OrderWorker(Worker):
         self.running -= 1
         return value
 
-    plain = register(dispatch_mode=Dispatch.ONE_TO_ALL)(_noted)
-    asynchronous = register(dispatch_mode=Dispatch.ONE_TO_ALL)(_noted_async)
-    pass_on = register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)(_noted)
-    pass_on_async = register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)(_noted_async)
+    plain: Any = register(dispatch_mode=Dispatch.ONE_TO_ALL)(_noted)
+    asynchronous: Any = register(dispatch_mode=Dispatch.ONE_TO_ALL)(_noted_async)
+    pass_on: Any = register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)(_noted)
+    pass_on_async: Any = register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)(_noted_async)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def take_log(self) -> list[tuple[int, int]]:
