@@ -99,6 +99,24 @@ def test_a_predefined_mode_can_be_updated_and_restored() -> None:
     assert group.f(10) == [10, 10]
 
 
+@pytest.mark.parametrize(
+    ("mode", "given", "expected"),
+    [
+        (Dispatch.RANK_ZERO, 7, 7),
+        (Dispatch.ONE_TO_ALL, 7, [7, 7]),
+        (Dispatch.ALL_TO_ALL, [7, 8], [7, 8]),
+        (Dispatch.ONE_TO_ONE, {1: 7}, [7]),
+        (Dispatch.DP_COMPUTE, [7, 8], [7, 8]),
+    ],
+)
+def test_a_mode_may_be_built_on_the_functions_of_one_that_is_here(
+    mode: Dispatch, given: Any, expected: Any
+) -> None:
+    pair = get_predefined_dispatch_fn(mode)
+    own = {**pair, "collect_fn": lambda group, outputs: pair["collect_fn"](group, outputs)}
+    assert LocalWorkerGroup(echo(own), 2).f(given) == expected
+
+
 def test_the_registry_is_a_plain_dict_of_exact_pairs() -> None:
     assert type(DISPATCH_MODE_FN_REGISTRY) is dict
     assert set(Dispatch) <= set(DISPATCH_MODE_FN_REGISTRY)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from verl_dispatch.errors import UnevenRowsError
 from verl_dispatch.planning.layout import RowLayout, balanced_layout, padded_layout, uneven_layout
@@ -59,6 +59,7 @@ def test_even_parts_refuse_rows_that_do_not_divide(num_rows: int, num_parts: int
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=40), PARTS)
+@example([0] * 8, 3)
 def test_balanced_parts_hold_every_row_once_and_none_is_empty(weights: list[int], num_parts: int) -> None:
     if len(weights) < num_parts:
         return
@@ -76,6 +77,11 @@ def test_balanced_parts_of_equal_size_put_padding_last(weights: list[int], num_p
     assert sum(layout.pad) == -num_rows % num_parts
     for part, pad in zip(layout.parts, layout.pad, strict=True):
         assert [row >= num_rows for row in part] == [False] * (len(part) - pad) + [True] * pad
+
+
+def test_balanced_parts_of_equal_size_refuse_rows_that_do_not_divide() -> None:
+    with pytest.raises(UnevenRowsError, match="it: 7 rows cannot be split over 4 workers evenly"):
+        balanced_layout("it", [1.0] * 7, 7, 4, equal_size=True, padded=False)
 
 
 def test_near_equal_weights_end_up_on_every_part() -> None:

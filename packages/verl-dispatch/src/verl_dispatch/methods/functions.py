@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, cast
 
 from verl_protocol import DataProtoFuture
@@ -20,7 +19,7 @@ from verl_dispatch.errors import EntryCountError, MeshError, UnsplittableArgumen
 from verl_dispatch.modes import Broadcast, unwrapped
 from verl_dispatch.planning.batches import is_splittable
 from verl_dispatch.planning.collectors import LIST, BatchCollector, DictCollector
-from verl_dispatch.planning.mesh import mesh_of, name_problem
+from verl_dispatch.planning.mesh import is_whole, mesh_of, name_problem
 from verl_dispatch.planning.options import current_labels, current_options
 from verl_dispatch.planning.plan import CallPlan, RankCall, Scatter
 from verl_dispatch.planning.split import Lists, SplitList, split_batches, split_entries
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
 # --- whole arguments: to rank 0, or to all ----------------------------------------------------------------
 
 
-def dispatch_rank_zero(group: Any, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as given; of `Broadcast(x)`, x."""
-    return _unwrapped(args, kwargs)
+def dispatch_rank_zero(group: Any, /, *args: Any, **kwargs: Any) -> Scatter:
+    """One call of rank 0, with the arguments as given; of `Broadcast(x)`, x."""
+    return Scatter.of_all(*_unwrapped(args, kwargs), world_size=1)
 
 
 def _unwrapped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -43,11 +42,6 @@ def _unwrapped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any
     if Broadcast in map(type, kwargs.values()):
         kwargs = {name: unwrapped(value) for name, value in kwargs.items()}
     return args, kwargs
-
-
-def scatter_rank_zero(group: Any, /, *args: Any, **kwargs: Any) -> Scatter:
-    """One call of rank 0."""
-    return Scatter.of_all(*_unwrapped(args, kwargs), world_size=1)
 
 
 def dispatch_one_to_all(group: Any, /, *args: Any, **kwargs: Any) -> Lists:
@@ -165,17 +159,12 @@ def _bad_ranks(method: str, problem: str) -> InvalidValueError:
 
 def _by_rank(method: str, label: str, value: Any, world_size: int) -> Mapping[int, Any]:
     if isinstance(value, Mapping):
-        return {_as_int(rank): entry for rank, entry in value.items()}
+        return value
     if not isinstance(value, (list, tuple)):
         raise _bad_ranks(method, f"{label} must be {_BY_RANK}, got {type(value).__name__}")
     if len(value) != world_size:
         raise EntryCountError(label, world_size, len(value))
     return dict(enumerate(value))
-
-
-def _as_int(rank: Any) -> Any:
-    """The rank as a plain number; numpy's numbers are ranks too."""
-    return int(rank) if type(rank) is not bool and isinstance(rank, Integral) else rank
 
 
 def _common_ranks(method: str, named: Mapping[str, Mapping[int, Any]], world_size: int) -> tuple[int, ...]:
@@ -184,19 +173,17 @@ def _common_ranks(method: str, named: Mapping[str, Mapping[int, Any]], world_siz
     (first_label, first), *others = named.items()
     for label, entries in others:
         if set(entries) != set(first):
-            problem = f"{first_label} names ranks {_shown(first)}, but {label} names ranks {_shown(entries)}"
-            raise _bad_ranks(method, problem)
-    in_world = all(type(rank) is int and 0 <= rank < world_size for rank in first)
+            both = (first_label, first), (label, entries)
+            told = [f"{each} names ranks {sorted(ranks, key=str)}" for each, ranks in both]
+            raise _bad_ranks(method, ", but ".join(told))
+    in_world = all(is_whole(rank) and 0 <= rank < world_size for rank in first)
     if not (first and in_world):
         world = f"0..{world_size - 1}"
         raise _bad_ranks(
-            method, f"{first_label} names ranks {_shown(first)}, but the group has ranks {world}"
+            method, f"{first_label} names ranks {sorted(first, key=str)}, but the group has ranks {world}"
         )
-    return tuple(sorted(first))
-
-
-def _shown(entries: Mapping[int, Any]) -> list[Any]:
-    return sorted(entries, key=lambda rank: (not isinstance(rank, int), str(rank)))
+    # Numpy's numbers are ranks too.
+    return tuple(sorted(map(int, first)))
 
 
 # --- batches, split by rows -------------------------------------------------------------------------------

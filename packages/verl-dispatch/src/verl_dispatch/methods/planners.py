@@ -43,11 +43,10 @@ class CallPlanner:
             CallOptionError: an option that this mode cannot honour.
         """
         # The registry may change between calls; whether it has is seen by looking at the two functions.
-        pair = registry.functions_of(self._method.dispatch_mode)
-        dispatch_fn, collect_fn = pair["dispatch_fn"], pair["collect_fn"]
-        if self._pair[0] is not dispatch_fn or self._pair[1] is not collect_fn:
-            self._spec = self._checked_spec()
-            self._pair = (dispatch_fn, collect_fn)
+        found = registry.functions_of(self._method.dispatch_mode)
+        pair = found["dispatch_fn"], found["collect_fn"]
+        if self._pair != pair:
+            self._spec, self._pair = self._checked_spec(), pair
         return self._spec
 
     def _checked_spec(self) -> registry.ModeSpec:
@@ -190,6 +189,8 @@ def _checked_result(mode: str, result: Any, world_size: int, *, to_rank_zero: bo
     Raises:
         InvalidModeError: it returned nothing that a call per worker can be made of.
     """
+    if isinstance(result, Scatter):
+        return result
     if isinstance(result, CallPlan):
         return _checked_plan(mode, result, world_size)
     if not isinstance(result, (tuple, list)) or len(result) != 2:

@@ -64,7 +64,6 @@ RANK_ZERO = ModeSpec(
     functions.dispatch_rank_zero,
     functions.collect_rank_zero,
     SingleCollector,
-    scatter=functions.scatter_rank_zero,
     refuses="this dispatch mode calls rank 0 only",
 )
 

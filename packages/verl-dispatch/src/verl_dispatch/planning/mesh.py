@@ -85,7 +85,7 @@ class Mesh:
             rank for rank, told in enumerate(zip(dp_ranks, collects, strict=True)) if None in told
         ]:
             problem = f"ranks {missing} have not registered it"
-        elif odd := [rank for rank, dp in enumerate(dp_ranks) if not _is_whole(dp)]:
+        elif odd := [rank for rank, dp in enumerate(dp_ranks) if not is_whole(dp)]:
             problem = f"the dp ranks of ranks {odd} are no whole numbers"
         else:
             dps = tuple(int(dp) for dp in dp_ranks if dp is not None)
@@ -168,11 +168,12 @@ def _check_axes(name: str, sizes: Any, used: Sequence[str]) -> None:
     unknown = [axis for axis in used if axis not in sizes]
     if unknown:
         raise MeshError(name, f"there is no axis {unknown[0]!r}", f"axes: {shown}")
-    if not all(_is_whole(size) and size >= 1 for size in sizes.values()):
+    if not all(is_whole(size) and size >= 1 for size in sizes.values()):
         raise MeshError(name, "every axis needs a whole number of at least 1 as its size", f"axes: {shown}")
 
 
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> bool:
+    """Whether this is a whole number, of Python's or numpy's."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
