@@ -114,3 +114,27 @@ def test_a_plan_of_given_calls_is_in_rank_order() -> None:
     plan = CallPlan.of({2: (("c",), {}), 0: (("a",), {"k": 1})})
     assert plan.calls == (RankCall(0, ("a",), {"k": 1}), RankCall(2, ("c",)))
     assert plan.fetched_ranks == plan.called_ranks == (0, 2)
+
+
+def test_what_a_group_keeps_in_its_store_are_batches_which_a_method_may_be_annotated_never_to_answer() -> (
+    None
+):
+    class Maker(Worker):
+        @register(dispatch_mode=Dispatch.DP_COMPUTE)
+        def anything(self, xs: Any) -> Any:
+            return xs
+
+        @register(dispatch_mode=Dispatch.DP_COMPUTE)
+        def count(self, xs: Any) -> int:
+            return 1
+
+        @register(dispatch_mode=Dispatch.DP_COMPUTE, remote=True)
+        def asked(self, xs: Any) -> int:
+            return 1
+
+    with LocalWorkerGroup(Maker, 2, remote=True) as group:
+        xs = [1, 2]
+        assert group.anything.plan(xs).remote
+        assert not group.count.plan(xs).remote
+        assert group.asked.plan(xs).remote
+        assert group.count.options(remote=True).plan(xs).remote

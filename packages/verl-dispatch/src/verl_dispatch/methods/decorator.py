@@ -49,7 +49,8 @@ class RegisterOptions:
         materialize_futures: whether a DataProtoFuture among the arguments is resolved before the method runs.
         read_only: workers may get one shared read-only copy of what several ranks get.
         tensor_transport: how a backend that can moves the tensors of the result; None is its default way.
-        remote: whether large columns of batches among the results stay where they were made.
+        remote: whether large columns of batches among the results stay where they were made; None is for the
+            group to say, False where the method is annotated to answer no batches.
         reads: the columns that the method gets; None for all that there are.
         writes: the columns that it answers; None where nothing is said.
     """
@@ -57,7 +58,7 @@ class RegisterOptions:
     materialize_futures: bool = True
     read_only: bool = False
     tensor_transport: str | None = None
-    remote: bool = False
+    remote: bool | None = None
     reads: Reads | None = None
     writes: Schema | None = None
 
@@ -214,8 +215,9 @@ def register(
         if written is not None:
             _check_answers_batch(function, "writes of register names columns of batches")
         read = None if reads is None else _reads_of(function, reads)
+        stays = remote or (False if _is_never_batch(_return_annotation(function)) else None)
         options = RegisterOptions(
-            materialize_futures, read_only, tensor_transport, remote, reads=read, writes=written
+            materialize_futures, read_only, tensor_transport, stays, reads=read, writes=written
         )
         wrapper = _wrapped(function, options)
         _say_self(wrapper)

@@ -27,7 +27,8 @@ class CallPlanner:
         self._group, self._method, self._options = group, method, options
         self._execute = options.execute_mode or method.execute_mode
         self._read_only = method.options.read_only if options.read_only is None else options.read_only
-        by_default: bool = method.options.remote or group.answers_stay_remote
+        asked = method.options.remote
+        by_default: bool = group.answers_stay_remote if asked is None else asked
         self._remote = by_default if options.remote is None else options.remote
         self._pair: tuple[Any, Any] = (None, None)
         self._spec = registry.RANK_ZERO

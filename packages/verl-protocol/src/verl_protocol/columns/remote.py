@@ -215,8 +215,9 @@ class RemoteColumn:
         if len(used) == len(self.pieces):
             return self
         kept = [self.pieces[place] for place in used]
-        shifts = {place: start - starts[place] for place, start in zip(used, _starts_of(kept), strict=False)}
-        fewer = RemoteColumn(self.form, kept, _shifted(self.rows, starts, shifts))
+        begins = _starts_of(kept)
+        shifts = {place: start - starts[place] for place, start in zip(used, begins, strict=False)}
+        fewer = RemoteColumn(self.form, kept, _shifted(self.rows, starts, shifts), begins)
         fewer.fetched, fewer._version = self.fetched, self._version
         return fewer
 
