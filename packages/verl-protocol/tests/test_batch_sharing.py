@@ -18,7 +18,7 @@ from verl_protocol import (
     pad_dataproto_to_divisor,
     unpad_dataproto,
 )
-from verl_protocol.columns.jagged import jagged_view
+from verl_protocol.columns.jagged import build_jagged
 
 
 def batch() -> DataProto:
@@ -183,7 +183,9 @@ def test_in_place_methods_change_self_only() -> None:
 
 def test_copies_of_computed_tensors_keep_their_gradient() -> None:
     weight = torch.ones(3, requires_grad=True)
-    data = DataProto.from_dict({"a": weight * 2, "j": jagged_view(weight * 3, torch.tensor([0, 1, 2, 3]), 1)})
+    data = DataProto.from_dict(
+        {"a": weight * 2, "j": build_jagged(weight * 3, torch.tensor([0, 1, 2, 3]), 1)}
+    )
     for copied in (copy.deepcopy(data), data.select(deepcopy=True)):
         assert copied.tensor("a") is not data.tensor("a")
         (gradient,) = torch.autograd.grad(copied.tensor("a").sum(), weight, retain_graph=True)

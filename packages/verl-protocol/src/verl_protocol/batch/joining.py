@@ -165,13 +165,10 @@ def _holds(dtype: torch.dtype, value: float) -> bool:
 def _widen(column: torch.Tensor, width: tuple[int, ...], value: float, side: Side) -> torch.Tensor:
     if tuple(column.shape[1:]) == width:
         return column
-    wide = column.new_full((column.shape[0], *width), value)
-    spans = [
-        slice(total - size, total) if side == "left" else slice(size)
-        for size, total in zip(column.shape[1:], width, strict=True)
-    ]
-    wide[(slice(None), *spans)] = column
-    return wide
+    missing = [total - size for size, total in zip(column.shape[1:], width, strict=True)]
+    # The last dimension first, each with what goes before and what goes after.
+    pads = [amount for each in reversed(missing) for amount in ((each, 0) if side == "left" else (0, each))]
+    return torch.nn.functional.pad(column, pads, value=value)
 
 
 def _check_union_rows(data: BatchState, other: BatchState) -> None:

@@ -257,20 +257,17 @@ def _group_values(data: BatchRows, key: str) -> Sequence[Hashable]:
 
 
 _OPTIONS = ("shuffle", "drop_last", "generator")
-_OF_THE_LOADER = {"num_workers": 0, "pin_memory": False}
-"""Options that only a DataLoader has a use for, each with the value that asks for nothing."""
+_OF_THE_LOADER = ("num_workers", "pin_memory")
+"""Options that only a DataLoader has a use for; 0 and False ask for nothing."""
 
 
 def _checked_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
     options = dict(mapping("dataloader_kwargs", {} if given is None else given))
-    without = "batches are cut in this process, without a DataLoader"
     for key, value in options.items():
-        if key in _OF_THE_LOADER and value:
-            asked = f"dataloader_kwargs {key}={errors.short(value)} cannot be honoured"
-            raise errors.InvalidTypeError(f"{asked}: {without}; leave it out")
-        if key not in (*_OPTIONS, *_OF_THE_LOADER):
+        if key not in (_OPTIONS if value else (*_OPTIONS, *_OF_THE_LOADER)):
             raise errors.InvalidTypeError(
-                f"dataloader_kwargs has no {key!r}: {without}; there are {list(_OPTIONS)}"
+                f"dataloader_kwargs {key}={errors.short(value)} cannot be honoured: batches are cut in this "
+                f"process, without a DataLoader; leave it out, there are {list(_OPTIONS)}"
             )
     return options
 

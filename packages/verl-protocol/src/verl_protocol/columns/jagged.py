@@ -62,10 +62,20 @@ def build_jagged(
     lengths: torch.Tensor | None = None,
     min_length: int | None = None,
     max_length: int | None = None,
+    counting: bool = False,
 ) -> torch.Tensor:
-    """A jagged tensor over `values`, whose rows differ along `dim`; their extreme lengths where known."""
-    if values.requires_grad:
-        return jagged_view(values, offsets, dim, lengths, min_length, max_length)
+    """A jagged tensor over `values`, whose rows differ along `dim`.
+
+    Args:
+        min_length: the length of the shortest row, where it is known.
+        max_length: that of the longest.
+        counting: whether writes into it shall count for `values`.
+    """
+    if counting or values.requires_grad:
+        # A view that autograd knows: gradients flow through it.
+        return torch.nested.nested_tensor_from_jagged(
+            values, offsets, lengths, jagged_dim=dim, min_seqlen=min_length, max_seqlen=max_length
+        )
     # torch calls this itself when it unpickles one. `nested_tensor_from_jagged` takes ten times as long; its
     # first call imports sympy and torch.distributed.tensor (seconds) and logs a line about tracing.
     from torch.nested._internal.nested_tensor import NestedTensor, _store_val_in_tensor
@@ -76,20 +86,6 @@ def build_jagged(
         if length is not None:
             made._metadata_cache[name] = _store_val_in_tensor(length)
     return cast("torch.Tensor", made)
-
-
-def jagged_view(
-    values: torch.Tensor,
-    offsets: torch.Tensor,
-    dim: int,
-    lengths: torch.Tensor | None = None,
-    min_length: int | None = None,
-    max_length: int | None = None,
-) -> torch.Tensor:
-    """As `build_jagged`, but a view that autograd knows: gradients flow, and writes count for `values`."""
-    return torch.nested.nested_tensor_from_jagged(
-        values, offsets, lengths, jagged_dim=dim, min_seqlen=min_length, max_seqlen=max_length
-    )
 
 
 def check_jagged(tensor: torch.Tensor) -> None:

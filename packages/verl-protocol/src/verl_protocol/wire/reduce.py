@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from verl_protocol.columns.dense import as_plain
-from verl_protocol.columns.jagged import build_jagged, jagged_parts, jagged_view
+from verl_protocol.columns.jagged import build_jagged, jagged_parts
 from verl_protocol.columns.objects import ArrayForm, array_form, build_tensordict, payload_of, stack_rows
 from verl_protocol.columns.remote import ColumnForm, Origin, Piece, RemoteColumn
 from verl_protocol.errors import UnknownDtypeError
@@ -228,9 +228,8 @@ def restore_jagged(
     max_length: int | None,
 ) -> torch.Tensor:
     """A jagged tensor from the parts it consists of."""
-    if _target.counted is not None:
-        return jagged_view(values, offsets, dim, lengths, min_length, max_length)
-    return build_jagged(values, offsets, dim, lengths, min_length, max_length)
+    counting = _target.counted is not None
+    return build_jagged(values, offsets, dim, lengths, min_length, max_length, counting)
 
 
 # --- A remote column in a message to who can read the same store: plain values and references -------------
