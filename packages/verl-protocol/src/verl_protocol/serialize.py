@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from verl_protocol.arguments import tensordict as checked
-from verl_protocol.columns.jagged import jagged_parts
-from verl_protocol.columns.objects import is_data, is_stack, payload_of, rows_of, set_data, set_stack
+from verl_protocol.columns import objects
+from verl_protocol.columns.jagged import build_jagged, jagged_parts
 from verl_protocol.errors import InvalidTypeError
 from verl_protocol.kinds import is_jagged, is_tensordict, is_unbatched
 from verl_protocol.wire import reduce
@@ -72,12 +73,12 @@ def _serialize(entry: Any) -> tuple[str, Any]:
         parts = (values, offsets) if lengths is None else (values, offsets, lengths)
         return "jagged", ([serialize_single_tensor(part) for part in parts], dim)
     if is_unbatched(entry):
-        return "unbatched", serialize_single_tensor(payload_of(entry))
+        return "unbatched", serialize_single_tensor(objects.payload_of(entry))
     if isinstance(entry, torch.Tensor):
         return "tensor", serialize_single_tensor(entry)
-    if is_stack(entry):
-        return "stack", rows_of(entry)
-    if is_data(entry):
+    if objects.is_stack(entry):
+        return "stack", objects.rows_of(entry)
+    if objects.is_data(entry):
         return "data", entry.data
     if is_tensordict(entry):
         return "tensordict", serialize_tensordict(entry)
@@ -86,29 +87,28 @@ def _serialize(entry: Any) -> tuple[str, Any]:
 
 def deserialize_tensordict(serialized: tuple[Any, Any, dict[str, Any]]) -> TensorDict:
     """The TensorDict of `(batch_size, device, items)`; on the CPU, if it was on a device."""
-    from tensordict import TensorDict
-
     batch_size, device, items = serialized
-    made = TensorDict({}, batch_size=tuple(batch_size), device=None if device is None else "cpu")
-    for key, (form, content) in items.items():
-        _set_item(made, key, form, content)
+    size = tuple(batch_size)
+    entries = {
+        key: objects.data_for(content, size) if form == "data" else _MADE_OF[form](content)
+        for key, (form, content) in items.items()
+    }
+    made: TensorDict = objects.build_tensordict(
+        entries, batch_size=size, device=None if device is None else "cpu"
+    )
     return made
 
 
-def _set_item(tensordict: TensorDict, key: str, form: str, content: Any) -> None:
-    if form == "stack":
-        set_stack(tensordict, key, content)
-    elif form == "data":
-        set_data(tensordict, key, content)
-    elif form == "tensordict":
-        tensordict.set(key, deserialize_tensordict(content))
-    elif form == "tensor":
-        tensordict.set(key, deserialize_single_tensor(content))
-    elif form == "unbatched":
-        tensordict.set(key, reduce.restore_unbatched(deserialize_single_tensor(content)))
-    else:
-        parts, dim = content
-        values, offsets, *lengths = [deserialize_single_tensor(part) for part in parts]
-        tensordict.set(
-            key, reduce.restore_jagged(values, offsets, lengths[0] if lengths else None, dim, None, None)
-        )
+def _jagged(content: tuple[Any, int]) -> torch.Tensor:
+    parts, dim = content
+    values, offsets, *lengths = [deserialize_single_tensor(part) for part in parts]
+    return build_jagged(values, offsets, dim, *lengths)
+
+
+_MADE_OF: dict[str, Callable[[Any], Any]] = {
+    "jagged": _jagged,
+    "unbatched": lambda content: reduce.restore_unbatched(deserialize_single_tensor(content)),
+    "tensor": deserialize_single_tensor,
+    "stack": objects.stack_rows,
+    "tensordict": deserialize_tensordict,
+}

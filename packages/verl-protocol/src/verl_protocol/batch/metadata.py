@@ -35,11 +35,6 @@ def copy_meta(meta: Mapping[str, Any] | None) -> dict[str, Any]:
     return made
 
 
-def without_metrics(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """What later pieces of a split batch keep: all but the metrics, which stay with the first piece."""
-    return {key: value for key, value in meta.items() if key != METRICS}
-
-
 def merge_meta(
     metas: Sequence[Mapping[str, Any]], merge: Mapping[str, MergeRule] | None = None
 ) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from verl_protocol import errors
 from verl_protocol.arguments import flag, mapping, whole_number
 from verl_protocol.batch.item import DataProtoItem, item_of
-from verl_protocol.batch.metadata import without_metrics
+from verl_protocol.batch.metadata import METRICS
 from verl_protocol.batch.padding import BatchPadding
 from verl_protocol.batch.state import check_batch
 from verl_protocol.columns import objects, ops, partition
@@ -85,7 +85,7 @@ class BatchRows(BatchPadding):
     def _pieces(self, sizes: Sequence[int]) -> list[Self]:
         pieces = self._split_rows(sizes)
         for piece in pieces[1:]:
-            piece.meta_info = without_metrics(piece.meta_info)
+            piece.meta_info.pop(METRICS, None)
         return pieces
 
     def repeat(
@@ -149,7 +149,7 @@ class BatchRows(BatchPadding):
             places.setdefault(value, []).append(row)
         groups = {value: self[found] for value, found in places.items()}
         for group in list(groups.values())[1:]:
-            group.meta_info = without_metrics(group.meta_info)
+            group.meta_info.pop(METRICS, None)
         return groups
 
     def make_iterator(

@@ -32,7 +32,7 @@ def map_rows(value: Any, num_rows: int, operation: Callable[[Any], Any]) -> Any:
     if is_stack(value):
         return stack_rows(operation(object_column(value.tolist())).tolist())
     if is_data(value):
-        return _data(value.data, [num_rows, *value.batch_size[1:]])
+        return data_for(value.data, [num_rows, *value.batch_size[1:]])
     if not is_tensordict(value):
         raise ColumnError(f"a column cannot be a {type(value).__name__}")
     entries = {key: entry if is_unbatched(entry) else operation(entry) for key, entry in value.items()}
@@ -46,7 +46,7 @@ def concat_rows(values: Sequence[Any], concat: Callable[[Sequence[Any]], Any]) -
     first, count = values[0], sum(value.shape[0] for value in values)
     if all(is_data(value) or is_stack(value) for value in values):
         if not any(map(is_stack, values)) and all(equal(first.data, value.data) for value in values[1:]):
-            return _data(first.data, [count, *first.batch_size[1:]])
+            return data_for(first.data, [count, *first.batch_size[1:]])
         return stack_rows([item for value in values for item in rows_of(value)])
     keys = list(first.keys())
     entries = {key: [value.get(key) for value in values] for key in keys}
@@ -112,10 +112,11 @@ def is_whole(value: object) -> bool:
 
 def set_data(tensordict: Any, key: str, value: Any) -> None:
     """Set data that belongs to the whole of a TensorDict."""
-    tensordict.set(key, value if is_unbatched(value) else _data(value, tensordict.batch_size))
+    tensordict.set(key, value if is_unbatched(value) else data_for(value, tensordict.batch_size))
 
 
-def _data(value: Any, batch_size: Sequence[int]) -> Any:
+def data_for(value: Any, batch_size: Sequence[int]) -> Any:
+    """Non-tensor data for all rows of a TensorDict of this batch size."""
     from tensordict import NonTensorData
 
     return NonTensorData(value, batch_size=batch_size)
