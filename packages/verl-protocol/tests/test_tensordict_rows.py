@@ -242,7 +242,7 @@ def test_rows_that_make_no_column(rows: list[Any], options: dict[str, Any], erro
         (full_tensordict(2), "only one of them has"),
         (
             ops.assign_non_tensor(full_tensordict(2, k=1), s=["s0", "x"]),
-            "column 's' differs in row 1: 's1' and 'x'",
+            "column 's' differs first in row 1: 's1' and 'x'",
         ),
         (full_tensordict(2, k=1).set("a", torch.zeros(2)), "column 'a' differs"),
     ],

@@ -15,7 +15,7 @@ from verl_protocol.batch.metadata import METRICS, copy_meta, flatten_metrics
 from verl_protocol.batch.padding import pad_dataproto_to_divisor, unpad_dataproto
 from verl_protocol.batch.proto import DataProto
 from verl_protocol.columns import checks, jagged, objects, ops
-from verl_protocol.columns.equality import columns_equal, equal, first_difference
+from verl_protocol.columns.equality import difference, equal
 from verl_protocol.columns.index import IndexLike
 from verl_protocol.kinds import is_jagged, is_tensordict, is_unbatched
 
@@ -415,8 +415,8 @@ def assert_tensordict_eq(td1: TensorDict, td2: TensorDict) -> None:
     _check_same_keys("columns", *columns)
     _check_same_keys("entries without rows", one.meta_info, two.meta_info)
     for key, column in columns[0].items():
-        if not columns_equal(column, columns[1][key]):
-            raise AssertionError(f"column {key!r} differs{_where(column, columns[1][key])}")
+        if (where := difference(column, columns[1][key])) is not None:
+            raise AssertionError(f"column {key!r} differs{where}")
     for key, value in one.meta_info.items():
         if not equal(value, two.meta_info[key]):
             raise AssertionError(f"entry {key!r} differs: {value!r} and {two.meta_info[key]!r}")
@@ -425,11 +425,6 @@ def assert_tensordict_eq(td1: TensorDict, td2: TensorDict) -> None:
 def _check_same_keys(kind: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> None:
     if differing := sorted(set(one) ^ set(two)):
         raise AssertionError(f"{kind} that only one of them has: {differing}")
-
-
-def _where(one: Any, two: Any) -> str:
-    row = first_difference(one, two)
-    return " in type, dtype or shape" if row is None else f" in row {row}: {one[row]!r} and {two[row]!r}"
 
 
 # --- Jagged tensors made from rows, put together, and repaired --------------------------------------------

@@ -14,7 +14,7 @@ from verl_protocol.batch.column_ops import BatchColumns, without
 from verl_protocol.batch.metadata import MergeRule, copy_meta, merge_meta
 from verl_protocol.batch.state import BatchState, not_batches
 from verl_protocol.columns import checks, ops
-from verl_protocol.columns.equality import columns_equal, equal, first_difference
+from verl_protocol.columns.equality import difference, equal
 from verl_protocol.columns.reading import read, read_all
 from verl_protocol.columns.remote import RemoteColumn
 
@@ -123,7 +123,11 @@ def _concat_tensors(
     parts: list[checks.PlacedColumns], pad: Mapping[str, float], side: Side
 ) -> dict[str, torch.Tensor]:
     if pad:
-        parts = [(place, _with_read(columns, pad)) for place, columns in parts]
+        # Those to be widened must be here.
+        parts = [
+            (place, {**columns, **read_all({key: columns[key] for key in pad if key in columns})})
+            for place, columns in parts
+        ]
     checks.check_schema(parts, "tensor columns", frozenset(pad))
     wider = [dict(columns) for _, columns in parts]
     if missing := [key for key in pad if key not in wider[0]]:
@@ -185,26 +189,13 @@ def _check_union_rows(data: BatchState, other: BatchState) -> None:
 
 def _check_same(held: Mapping[str, Any], added: Mapping[str, Any]) -> None:
     for key in held:
-        if key not in added or _is_same(held[key], added[key]):
+        if key not in added or (isinstance(held[key], RemoteColumn) and held[key].names_same(added[key])):
             continue
-        first, second = read(held[key], key), read(added[key], key)
-        if not columns_equal(first, second):
-            row = first_difference(first, second)
-            both = "" if row is None else f"{errors.short(first[row])} and {errors.short(second[row])}"
-            where = both and f" first in row {row}: {both}"
+        where = difference(read(held[key], key), read(added[key], key))
+        if where is not None:
             raise errors.SchemaError(
                 f"column {key!r} is in both batches and differs{where}; drop it from one, or rename it"
             )
-
-
-def _is_same(first: Any, second: Any) -> bool:
-    """Whether two remote columns are the same rows, seen without reading any."""
-    return isinstance(first, RemoteColumn) and isinstance(second, RemoteColumn) and first.names_same(second)
-
-
-def _with_read(columns: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """The columns, those named here."""
-    return {**columns, **read_all({key: columns[key] for key in keys if key in columns})}
 
 
 def union_meta(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

@@ -121,7 +121,8 @@ class DataProto(BatchJoining):
             raise convert.batch_dims(f"num_batch_dims={num_batch_dims}")
         padded = flag("auto_padding", auto_padding)
         held = checks.tensor_columns(tensors)
-        arrays = checks.array_columns(non_tensors)
+        given = checks.checked_dict("non_tensors", non_tensors)
+        arrays = {key: checks.array_column(key, value) for key, value in given.items()}
         count = checks.check_columns(held, arrays)
         meta = copy_meta(meta_info)
         if cls is DataProto:
@@ -342,7 +343,7 @@ def all_gather_data_proto(data: DataProto, process_group: Any = None) -> None:
     """
     check_batch(data)
     whole = DataProto.concat(_of_all_ranks(data, process_group))
-    device = _device_of(data)
+    device = next((column.device for column in data._columns().values() if column.device.type != "cpu"), None)
     data._become(whole if device is None else whole.to(device))
 
 
@@ -354,9 +355,3 @@ def _of_all_ranks(data: DataProto, process_group: Any) -> list[Any]:
     parts: list[Any] = [None] * distributed.get_world_size(process_group)
     distributed.all_gather_object(parts, wire.pack(data), group=process_group)
     return parts
-
-
-def _device_of(data: DataProto) -> torch.device | None:
-    """The device of the tensors, None where all are on the CPU."""
-    devices = [tensor.device for tensor in data._columns().values()]
-    return next((device for device in devices if device.type != "cpu"), None)

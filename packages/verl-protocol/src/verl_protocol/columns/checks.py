@@ -131,16 +131,6 @@ def check_has_rows(key: str, column: Any) -> None:
         )
 
 
-def array_columns(non_tensors: Mapping[str, Any] | None) -> dict[str, NDArray[Any]]:
-    """`non_tensors` as arrays in a dict of its own; a list becomes a 1-D column of the very objects in it.
-
-    Raises:
-        ColumnError: a value that has no rows, by its key.
-    """
-    given = checked_dict("non_tensors", non_tensors)
-    return {key: array_column(key, value) for key, value in given.items()}
-
-
 def array_column(key: str, value: Any) -> NDArray[Any]:
     """One non-tensor column: an array as it is, a list or other sequence as a 1-D array of objects."""
     if isinstance(value, np.ndarray):

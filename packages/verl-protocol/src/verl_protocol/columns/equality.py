@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from verl_protocol.columns import dense, jagged
+from verl_protocol.errors import short
 from verl_protocol.kinds import PLAIN, is_jagged, is_tensordict
 
 
@@ -38,10 +39,15 @@ def columns_equal(first: Any, second: Any) -> bool:
     return _all_equal([(first, second)])
 
 
-def first_difference(first: Any, second: Any) -> int | None:
-    """The first row in which two columns of equally many rows differ; None where none does."""
-    rows = zip(_rows(first), _rows(second), strict=True)
-    return next((at for at, (one, other) in enumerate(rows) if not equal(one, other)), None)
+def difference(first: Any, second: Any) -> str | None:
+    """Where two columns of equally many rows differ, for a message; None where they are the same."""
+    if columns_equal(first, second):
+        return None
+    rows = enumerate(zip(_rows(first), _rows(second), strict=True))
+    for row, (one, other) in rows:
+        if not equal(one, other):
+            return f" first in row {row}: {short(one)} and {short(other)}"
+    return " in type, dtype or shape"
 
 
 def _rows(column: Any) -> Sequence[Any]:

@@ -228,10 +228,11 @@ class RemoteColumn:
             moved.keep(self.fetched.to(device))
         return moved
 
-    def names_same(self, other: RemoteColumn) -> bool:
+    def names_same(self, other: object) -> bool:
         """Whether both are the same rows of the same pieces, in the same order."""
         return (
-            len(self.pieces) == len(other.pieces)
+            isinstance(other, RemoteColumn)
+            and len(self.pieces) == len(other.pieces)
             and all(one.name == another.name for one, another in zip(self.pieces, other.pieces, strict=True))
             and same_rows(self.rows, other.rows)
         )
