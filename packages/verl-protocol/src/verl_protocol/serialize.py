@@ -102,7 +102,7 @@ def deserialize_tensordict(serialized: tuple[Any, Any, dict[str, Any]]) -> Tenso
 def _jagged(content: tuple[Any, int]) -> torch.Tensor:
     parts, dim = content
     values, offsets, *lengths = [deserialize_single_tensor(part) for part in parts]
-    return build_jagged(values, offsets, dim, *lengths)
+    return build_jagged(values, offsets, dim, lengths[0] if lengths else None)
 
 
 _MADE_OF: dict[str, Callable[[Any], Any]] = {
