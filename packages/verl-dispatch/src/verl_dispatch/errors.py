@@ -150,8 +150,6 @@ class UnknownRoleError(PortableError, KeyError):
     """A role that does not share this process."""
 
     def __init__(self, role: object, known: Mapping[str, str]) -> None:
-        self.role: object = role
-        self.known: dict[str, str] = dict(known)
         roles = ", ".join(f"{name} ({cls})" for name, cls in known.items()) or "none"
         super().__init__(f"unknown role {role!r}; colocated roles: {roles}")
 
@@ -160,9 +158,8 @@ class MissingRankVariablesError(PortableError, KeyError):
     """A worker was made outside a group and the environment does not say which rank it is."""
 
     def __init__(self, missing: tuple[str, ...]) -> None:
-        self.missing = missing
         super().__init__(
-            f"cannot tell the rank of this worker: {' and '.join(self.missing)} not set in the environment; "
+            f"cannot tell the rank of this worker: {' and '.join(missing)} not set in the environment; "
             "build the worker through a worker group, start the program with torchrun, "
             "or set RANK and WORLD_SIZE"
         )
@@ -180,8 +177,6 @@ class NotPicklableError(PortableError, TypeError):
     """A thing that belongs to the program that made it, about to be pickled, copied or sent to a worker."""
 
     def __init__(self, what: str, ways: str) -> None:
-        self.what: str = what
-        self.ways: str = ways
         super().__init__(f"{what} cannot be pickled, copied or sent to a worker: {ways}")
 
 

@@ -51,11 +51,8 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
 
     def __call__(self, /, *args: GP.args, **kwargs: GP.kwargs) -> D_co:
         """Runs the method on the workers; waits for the result unless registered with `blocking=False`."""
-        result: D_co
-        if self.blocking:
-            result = self.call(*args, **kwargs)  # type: ignore[assignment]
-            return result
-        result = self._later(args, kwargs)
+        given: Any = self.call(*args, **kwargs) if self.blocking else self._later(args, kwargs)
+        result: D_co = given
         return result
 
     def call(self, /, *args: GP.args, **kwargs: GP.kwargs) -> G_co:

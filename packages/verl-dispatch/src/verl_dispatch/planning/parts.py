@@ -19,25 +19,8 @@ from verl_protocol.futures.parts import Chunk
 from verl_dispatch.errors import UnevenRowsError
 from verl_dispatch.planning.batches import answered_rows, padded_parts
 from verl_dispatch.planning.layout import RowTrim, padded_layout, unequal_rows, uneven_rows
-from verl_dispatch.planning.options import CallOptions
 
 # --- in the driver ----------------------------------------------------------------------------------------
-
-
-def split_future(
-    future: DataProtoFuture[Any],
-    num_parts: int,
-    options: CallOptions,
-    padded: bool,
-    num_rows: int | None,
-    method: str,
-    label: str,
-) -> list[Any]:
-    """One part per worker; the driver neither waits for the future nor fetches any of it."""
-    kind, uneven = PaddedChunk if padded else WorkerChunk, options.uneven is not None
-    return [
-        future._cut(kind(num_parts, index, uneven, label, method, num_rows)) for index in range(num_parts)
-    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from verl_dispatch.planning.layout import (
     uneven_rows,
 )
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, UNNAMED, CallOptions, Labels
-from verl_dispatch.planning.parts import split_future
+from verl_dispatch.planning.parts import PaddedChunk, WorkerChunk
 
 Lists: TypeAlias = tuple[tuple[list[Any], ...], dict[str, list[Any]]]
 """Arguments cut into parts: for each of them a list with one item per part."""
@@ -59,15 +59,7 @@ def split_entries(
         UnsplittableArgumentError: neither a list nor a tuple.
     """
     arguments = _Arguments(args, kwargs, labels)
-    lists = []
-    for index, value in enumerate(arguments.values):
-        if isinstance(value, Broadcast):
-            lists.append([value.value] * num_workers)
-        elif isinstance(value, (list, tuple)):
-            lists.append(arguments.entries(index, num_workers))
-        else:
-            hint = " (ALL_TO_ALL and DP_COMPUTE_PROTO split batches)" if is_splittable(value) else ""
-            raise UnsplittableArgumentError(arguments.label(index), value, num_workers, _ENTRIES + hint)
+    lists = [_cut_value(arguments, index, num_workers, _ENTRIES) for index in range(len(arguments.values))]
     return arguments.cut_into(lists)
 
 
@@ -94,15 +86,16 @@ def split_batches(
     found = [index for index, value in enumerate(arguments.values) if is_splittable(value)]
     padded = _is_padded([arguments.values[index] for index in found], options)
     common = _common_layout(arguments, found, num_parts, padded, options)
+    takes = (_BATCHES, _ENTRIES) if takes_entries else (_BATCHES,)
     lists = []
     for index, value in enumerate(arguments.values):
-        if isinstance(value, Broadcast):
-            lists.append([value.value] * num_parts)
-        elif index not in found:
-            lists.append(_cut_value(arguments, index, num_parts, takes_entries))
+        if index not in found:
+            lists.append(_cut_value(arguments, index, num_parts, *takes))
         elif isinstance(value, DataProtoFuture):
-            label, rows = arguments.label(index), common.num_rows if common else None
-            lists.append(split_future(value, num_parts, options, padded, rows, labels.method, label))
+            # One part per worker; the driver neither waits for the future nor fetches any of it.
+            kind, num_rows = PaddedChunk if padded else WorkerChunk, common.num_rows if common else None
+            facts = options.uneven is not None, arguments.label(index), labels.method, num_rows
+            lists.append([value._cut(kind(num_parts, piece, *facts)) for piece in range(num_parts)])
         else:
             lists.append(_cut_batch(arguments, index, num_parts, common))
     return arguments.cut_into(lists)
@@ -121,13 +114,6 @@ class _Arguments:
         if index < self._num_args:
             return self.labels.positional(index)
         return self.labels.keyword(self._names[index - self._num_args])
-
-    def entries(self, index: int, num_parts: int) -> list[Any]:
-        """One of them that is a list with one entry per part."""
-        entries = self.values[index]
-        if len(entries) != num_parts:
-            raise EntryCountError(self.label(index), num_parts, len(entries))
-        return list(entries)
 
     def cut_into(self, lists: list[list[Any]]) -> Lists:
         """What became of each of them, by position and by name."""
@@ -198,14 +184,20 @@ def _cut_batch(arguments: _Arguments, index: int, num_parts: int, common: RowLay
     return SplitList(layout.cut(batch), layout)
 
 
-def _cut_value(arguments: _Arguments, index: int, num_parts: int, takes_entries: bool) -> list[Any]:
+def _cut_value(arguments: _Arguments, index: int, num_parts: int, *takes: str) -> list[Any]:
+    """One of them that is for all, or a list with one entry per part where the mode takes these."""
     value = arguments.values[index]
-    if takes_entries and isinstance(value, (list, tuple)):
-        return arguments.entries(index, num_parts)
-    expected = f"{_BATCHES}, or {_ENTRIES}" if takes_entries else _BATCHES
-    way = ""
-    if isinstance(value, getattr(sys.modules.get("verl_protocol.batch.item"), "DataProtoItem", ())):
+    if isinstance(value, Broadcast):
+        return [value.value] * num_parts
+    if _ENTRIES in takes and isinstance(value, (list, tuple)):
+        if len(value) != num_parts:
+            raise EntryCountError(arguments.label(index), num_parts, len(value))
+        return list(value)
+    expected, way, item = ", or ".join(takes), "", sys.modules.get("verl_protocol.batch.item")
+    if is_splittable(value):
+        expected += " (ALL_TO_ALL and DP_COMPUTE_PROTO split batches)"
+    elif _BATCHES in takes and isinstance(value, getattr(item, "DataProtoItem", ())):
         way = "it is one row of a batch; take it as batch[i : i + 1], which is a batch of that row"
-    elif isinstance(value, Mapping) or hasattr(value, "shape"):
+    elif _BATCHES in takes and (isinstance(value, Mapping) or hasattr(value, "shape")):
         way = "if it holds rows, make it a batch with DataProto.from_dict(tensors=..., non_tensors=...)"
     raise UnsplittableArgumentError(arguments.label(index), value, num_parts, expected, way)
