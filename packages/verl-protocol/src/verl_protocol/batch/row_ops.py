@@ -225,10 +225,7 @@ def _stacked(key: str, column: Any) -> Any:
         raise errors.ColumnError(
             f"column {key!r}: its rows have different lengths ({found}), so they cannot be cut"
         )
-    stacked = np.empty((len(lists), lengths.pop() if lengths else 0), dtype=object)
-    for at, row in enumerate(lists):
-        stacked[at] = objects.object_column(row)
-    return stacked
+    return np.stack([objects.object_column(row) for row in lists]) if lists else column.reshape(0, 0)
 
 
 def _group_values(data: BatchRows, key: str) -> Sequence[Hashable]:

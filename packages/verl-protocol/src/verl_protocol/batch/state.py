@@ -349,7 +349,7 @@ def check_batch(value: object) -> None:
 
 
 RowOperation = Callable[[Mapping[str, Any]], dict[str, Any]]
-"""What is done to all columns of a kind at once, for example `rows.take_all` with an index."""
+"""What is done to all columns of a kind at once, for example `ops.take_all` with an index."""
 
 
 def new_batch(version: int, kind: type[BatchState]) -> BatchState:

@@ -133,7 +133,7 @@ class _Candidate:
 
 def _differencing(weights: list[float], num_parts: int, equal_size: bool) -> Sequence[Sequence[int]]:
     """Karmarkar-Karp: merge the two candidates most out of balance, heavy to light, until one is left."""
-    candidates = _equal_size_seeds(weights, num_parts) if equal_size else _seeds(weights, num_parts)
+    candidates = _seeds(weights, num_parts, equal_size)
     if not candidates:
         return [()] * num_parts
     heap = [(-candidate.spread, number, candidate) for number, candidate in enumerate(candidates)]
@@ -145,18 +145,17 @@ def _differencing(weights: list[float], num_parts: int, equal_size: bool) -> Seq
     return heap[0][2].rows
 
 
-def _seeds(weights: list[float], num_parts: int) -> list[_Candidate]:
-    empty = num_parts - 1
-    return [
-        _Candidate((weight, *[0.0] * empty), ((row,), *[()] * empty)) for row, weight in enumerate(weights)
-    ]
+def _seeds(weights: list[float], num_parts: int, equal_size: bool) -> list[_Candidate]:
+    """One row per candidate; for equal sizes one for every part, rows of like weight together.
 
-
-def _equal_size_seeds(weights: list[float], num_parts: int) -> list[_Candidate]:
-    """One row for every part per candidate, rows of like weight together: merging keeps the counts equal."""
-    heaviest_first = sorted(range(len(weights)), key=lambda row: -weights[row])
-    groups = [heaviest_first[at : at + num_parts] for at in range(0, len(weights), num_parts)]
-    return [_Candidate(tuple(weights[row] for row in rows), tuple((row,) for row in rows)) for rows in groups]
+    Merging then keeps the counts equal.
+    """
+    rows = sorted(range(len(weights)), key=lambda row: -weights[row]) if equal_size else range(len(weights))
+    size = num_parts if equal_size else 1
+    groups = [rows[at : at + size] for at in range(0, len(rows), size)]
+    sums = [[weights[row] for row in group] + [0.0] * (num_parts - size) for group in groups]
+    held = [[(row,) for row in group] + [()] * (num_parts - size) for group in groups]
+    return [_Candidate(tuple(each), tuple(rows)) for each, rows in zip(sums, held, strict=True)]
 
 
 def _merge(first: _Candidate, second: _Candidate) -> _Candidate:

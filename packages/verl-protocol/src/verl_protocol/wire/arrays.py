@@ -1,4 +1,4 @@
-"""How one numpy array is written into a pickle and made again, as `wire_tensor` does for tensors."""
+"""How one numpy array is written into a pickle and made again, as `reduce` does for tensors."""
 
 from __future__ import annotations
 
