@@ -290,3 +290,10 @@ def test_later_pieces_have_no_metrics() -> None:
 def test_meta_info_is_never_split() -> None:
     data = DataProto.from_dict({"a": torch.arange(4)}, meta_info={"token_num": [1, 2, 3, 4]})
     assert all(piece.meta_info["token_num"] == [1, 2, 3, 4] for piece in data.chunk(2))
+
+
+def test_an_index_may_be_memory_that_must_not_be_written_to() -> None:
+    data = DataProto.from_dict({"a": torch.arange(3)})
+    for index in (np.array([2, 0]), np.array([True, False, True])):
+        index.flags.writeable = False
+        assert sorted(data[index].batch["a"].tolist()) == [0, 2]

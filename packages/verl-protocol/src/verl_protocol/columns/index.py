@@ -96,14 +96,13 @@ def _as_vector(index: Any) -> torch.Tensor:
         array = _array_of(array.tolist())
     if array.ndim != 1:
         raise InvalidIndexError(index, f"it has {array.ndim} dimensions, not 1")
-    if array.dtype == bool:
-        return torch.tensor(array)
-    if array.size and array.dtype.kind not in "iu":
+    if array.size and array.dtype.kind not in "biu":
         raise _no_rows(index, array.dtype)
     if array.dtype.kind == "u":
         # Beyond the largest int64 a number would become negative, and so a row from the end.
         array = np.minimum(array.astype(np.uint64), np.uint64(_LARGEST))
-    return torch.tensor(array.astype(np.int64))
+    # Copied, as torch takes no memory that must not be written to.
+    return torch.from_numpy(array.astype(bool if array.dtype == bool else np.int64))
 
 
 def _no_rows(index: object, dtype: object) -> InvalidIndexError:
