@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import GetTimeoutError
 from verl_dispatch import Dispatch, Worker, WorkerGroupError, register
 from verl_dispatch.groups.pool import ResourcePool
 from verl_ray import (
@@ -182,6 +183,17 @@ def test_a_failing_constructor_is_told_at_once_and_leaves_nothing(wait_until_fre
         assert caught.value.errors[1].pid is not None
         with RayWorkerGroup(places, RayClassWithInitArgs(NoWorker)) as group:
             assert group.world_size == 2
+
+
+class RunsOutOfTime:
+    def __init__(self) -> None:
+        raise GetTimeoutError("the reward model did not answer")
+
+
+def test_a_constructor_that_itself_runs_out_of_time_is_told_as_any_failure() -> None:
+    with pool(1) as places, pytest.raises(WorkerGroupError, match="the reward model did not") as caught:
+        RayWorkerGroup(places, RayClassWithInitArgs(RunsOutOfTime))
+    assert caught.value.failed_ranks == [0]
 
 
 def test_a_start_that_takes_too_long_is_bounded_and_says_what_it_waits_for(

@@ -11,6 +11,7 @@ from ray import exceptions
 from verl_dispatch.errors import CallTimeout, WorkerFailure
 
 from verl_ray.calls.makers import Maker, maker_of_actor
+from verl_ray.wire.refs import is_late
 from verl_ray.worker.host import WorkerReport
 
 _GONE = (
@@ -33,13 +34,8 @@ _IP = re.compile(r"\bip[=:] ?([0-9A-Fa-f.:]+)")
 def survey(refs: Sequence[Any], grace_s: float) -> tuple[dict[int, BaseException], list[int]]:
     """What failed of these calls, by index, and which of them had not ended after `grace_s`."""
     ended = set(ray.wait(list(refs), num_returns=len(refs), timeout=grace_s, fetch_local=False)[0])
-    errors: dict[int, BaseException] = {}
-    for index, ref in enumerate(refs):
-        try:
-            if ref in ended:
-                ray.get(ref)
-        except Exception as error:  # whatever a worker raises is the survey's finding
-            errors[index] = error
+    found = {index: failure_of(ref) for index, ref in enumerate(refs) if ref in ended}
+    errors: dict[int, BaseException] = {index: error for index, error in found.items() if error is not None}
     return errors, [index for index, ref in enumerate(refs) if ref not in ended]
 
 
@@ -95,10 +91,8 @@ def failure_of(ref: Any) -> Exception | None:
     """The error that is behind the reference by now, if one is."""
     try:
         ray.get(ref, timeout=0)
-    except exceptions.GetTimeoutError:
-        return None
-    except Exception as error:  # whatever the worker raised
-        return error
+    except Exception as error:  # whatever the worker raised, be it that it ran out of time itself
+        return None if is_late(error) else error
     return None
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import RayError
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.groups.call import Arrivals, Pauses
 from verl_protocol import DataProtoFuture
@@ -23,7 +23,7 @@ from verl_protocol.futures.parts import Chunk, Deadline, Steps, overlaps, span_o
 
 from verl_ray.calls.failures import explained, has_failed, late
 from verl_ray.calls.makers import UNKNOWN, Maker
-from verl_ray.wire.refs import get_answers, hear, transport_of
+from verl_ray.wire.refs import get_answers, hear, is_late, transport_of
 from verl_ray.wire.sealed import Payload, SealedFuture, is_one_whole_part, opened
 from verl_ray.wire.store import with_objects
 
@@ -221,10 +221,8 @@ def _ask(parts: Sequence[Any], deadline: Deadline) -> dict[Any, Any]:
     try:
         return dict(zip(parts, get_answers(refs, deadline.left), strict=True))
     except RayError as error:
-        makers = [part.maker for part in parts if isinstance(part, AnswerPart)]
-        if not makers or makers[0].workers is None:
-            raise
-        if isinstance(error, GetTimeoutError) and not isinstance(error, RayTaskError):
+        makers = [part.maker for part in parts if isinstance(part, AnswerPart)] or [UNKNOWN]
+        if is_late(error):
             raise late(makers, deadline.limit or 0.0) from None
         raise explained({makers[0]: error}) from None
 

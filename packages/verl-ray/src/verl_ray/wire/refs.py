@@ -16,6 +16,7 @@ import ray
 from ray import cloudpickle
 from ray._private.worker import global_worker
 from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError, RayTaskError
 from verl_protocol.columns.travel import references_travel
 from verl_protocol.wire import dumps, loads
 from verl_protocol.wire.buffers import Readers
@@ -88,6 +89,11 @@ def get_answers(refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
     options = {"_use_object_store": True} if any(map(transport_of, refs)) else {}
     values: list[Any] = ray.get(list(refs), timeout=timeout, **options)
     return values
+
+
+def is_late(error: BaseException) -> bool:
+    """Whether Ray says by this error that something was not there in time; what a task raised is none."""
+    return isinstance(error, GetTimeoutError) and not isinstance(error, RayTaskError)
 
 
 def hear(ref: Any, take: Callable[[Any, BaseException | None], object]) -> None:

@@ -14,7 +14,7 @@ from verl_protocol.errors import ColumnsLost
 from verl_protocol.futures.any_batch import is_proto
 from verl_protocol.wire.buffers import SelfReduced
 
-from verl_ray.wire.refs import connection, no_connection
+from verl_ray.wire.refs import connection, is_late, no_connection
 from verl_ray.wire.sealed import opened, sealed
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class _RayStore(SelfReduced):
             try:
                 return [opened(each, "one") for each in ray.get(refs, timeout=limit_s)]
             except RayError as error:
-                if isinstance(error, RayTaskError) or not isinstance(error, GetTimeoutError):
+                if not is_late(error):
                     raise _lost(pieces, columns, error) from error
                 if gone := _out_of_reach(pieces):
                     reason = "no node that has them can be reached"
