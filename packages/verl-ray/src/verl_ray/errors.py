@@ -137,21 +137,11 @@ class StartTimeout(CallTimeout):
     """The workers did not all start in time."""
 
     def __init__(
-        self,
-        group: str,
-        timeout_s: float,
-        unanswered_ranks: Sequence[int],
-        in_the_way: Sequence[str] = (),
-        through_uv: str = "",
+        self, group: str, timeout_s: float, unanswered_ranks: Sequence[int], way_out: str = ""
     ) -> None:
         super().__init__(group, "__init__", timeout_s, unanswered_ranks)
         ranks = ", ".join(map(str, self.unanswered_ranks))
-        way = (
-            f"{'; '.join(in_the_way)}: actors of no group here that has a share; let go of their handles, or "
-            "end them with ray.kill(ray.get_actor(name, namespace)), then make the group again"
-            if in_the_way
-            else through_uv or "look at their logs, or allow more time with ray_wait_register_center_timeout="
-        )
+        way = way_out or "look at their logs, or allow more time with ray_wait_register_center_timeout="
         self.args: tuple[str] = (
             f"group {group!r}: the workers of ranks {ranks} did not start within {timeout_s:g} s (process, "
             f"imports and constructor together); {way}",

@@ -59,15 +59,13 @@ def _attach_by_name(
         )
     reports = _reports(handles, names, timeout_s)
     _check_ranks(reports, names)
-    order = sorted(range(len(names)), key=lambda index: reports[index].assignment.rank_info.rank)
-    origin = reports[0].assignment.origin
-    return attached(
-        group,
-        [handles[i] for i in order],
-        [names[i] for i in order],
-        [reports[i] for i in order],
-        find_spec=partial(spec_again, origin, template) if origin else None,
+    found = sorted(
+        zip(handles, names, reports, strict=True), key=lambda worker: worker[2].assignment.rank_info.rank
     )
+    handles, names, reports = map(list, zip(*found, strict=True))
+    origin = reports[0].assignment.origin
+    find_spec = partial(spec_again, origin, template) if origin else None
+    return attached(group, handles, names, reports, find_spec=find_spec)
 
 
 def destroy_detached(worker_names: Sequence[str], *, placement_groups: bool = False) -> None:

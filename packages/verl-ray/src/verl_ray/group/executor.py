@@ -98,9 +98,7 @@ class DirectPaths:
         Raises:
             ValueError: the tensors cannot get to that worker.
         """
-        transport, maker, handle = transport_of(ref), maker_of(ref), self._worker_set.handles[rank]
-        if transport is None:
-            return False
+        transport, maker, handle = str(transport_of(ref)), maker_of(ref), self._worker_set.handles[rank]
         # Ray warns, maybe on a thread of its own, where a result also goes to the worker that made it. There
         # it is copied; and where warnings are errors, this one would end the driver.
         warnings.filterwarnings("ignore", message="RDT ObjectRef")

@@ -109,10 +109,6 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
     _grace_s: ClassVar[float] = 2.0
     """Seconds that the other ranks get to answer after a first one failed, before the failure is raised."""
 
-    _worker_set: WorkerSet
-    _executor: Executor
-    _known_generation: int
-    _on_restart: Callable[[Any], object] | None
     _recording: tuple[str, RecordWhen] | None = None
 
     def __init__(

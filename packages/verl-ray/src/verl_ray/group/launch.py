@@ -387,9 +387,13 @@ def _start_failure(launched: Launch, error: Exception) -> Exception:
     spec = launched.spec
     if not isinstance(error, RayError):
         _, silent = survey(launched.set_ups, 0.0)
-        return errors.StartTimeout(
-            spec.name, spec.timeout_s, silent, _in_the_way(launched, silent), _through_uv()
-        )
+        way_out = _through_uv()
+        if strangers := _in_the_way(launched, silent):
+            way_out = (
+                f"{'; '.join(strangers)}: actors of no group here that has a share; let go of their handles, "
+                "or end them with ray.kill(ray.get_actor(name, namespace)), then make the group again"
+            )
+        return errors.StartTimeout(spec.name, spec.timeout_s, silent, way_out)
     # Every other rank waits for rank 0's answer about the meeting point, and fails for want of it.
     raised, silent = survey([launched.meeting], 0.0)
     if raised:

@@ -131,18 +131,17 @@ def _wait_until_ready(groups: Sequence[PlacementGroup], need: Need, timeout_s: f
 
 
 def await_placement(groups: Sequence[PlacementGroup], timeout_s: float | None) -> None:
-    """Wait until Ray has found new places for groups that lost a node.
+    """Wait until Ray has found new places for groups that lost a node, or somebody removed one.
 
     Raises:
         PlacementTimeout: there was no room in time; Ray goes on looking.
-        LookupError: somebody removed a group.
     """
     sizes = tuple(group.bundle_count for group in groups)
     strategy = placement_group_table(groups[0])["strategy"]
 
     def placed_within(seconds: float) -> bool:
         deadline = time.monotonic() + seconds
-        while not (placed := _on_living_nodes(groups)) and time.monotonic() < deadline:
+        while not (placed := _needs_no_wait(groups)) and time.monotonic() < deadline:
             time.sleep(0.05)
         return placed
 
@@ -150,12 +149,10 @@ def await_placement(groups: Sequence[PlacementGroup], timeout_s: float | None) -
     _wait(groups, need, timeout_s, placed_within, left="What other groups use stays reserved")
 
 
-def _on_living_nodes(groups: Sequence[PlacementGroup]) -> bool:
+def _needs_no_wait(groups: Sequence[PlacementGroup]) -> bool:
     states = {cluster.placement_progress(group).state for group in groups}
-    if "REMOVED" in states:
-        raise LookupError("a placement group was removed")
     if states != {"CREATED"}:
-        return False
+        return "REMOVED" in states
     return {node for group in groups for node in cluster.bundle_node_ids(group)} <= cluster.alive_node_ids()
 
 

@@ -23,8 +23,6 @@ from verl_ray.pools.shares import LEDGER, Share, demand_of_options
 from verl_ray.pools.slots import Slot
 from verl_ray.pools.spec import PoolSpec, checked_accelerator, checked_cpus, checked_labels, checked_shares
 
-_GROUP_NUMBERS = itertools.count()
-
 V = TypeVar("V")
 Place = tuple[Reservation, int]
 """A slot before and after it is reserved: its number in a reservation."""
@@ -253,7 +251,7 @@ class RayResourcePool(ResourcePool, EndsWithBlock):
         """Ray actor options (`num_cpus`, `num_gpus`, `resources`) of one worker: one share of a slot."""
         return self.spec.worker_options()
 
-    def acquire(self, owner: str | None = None, demand: Mapping[str, float] | None = None) -> Share:
+    def acquire(self, owner: str = "a group", demand: Mapping[str, float] | None = None) -> Share:
         """Take one share of every slot for a group, until the answer is released.
 
         Args:
@@ -266,7 +264,6 @@ class RayResourcePool(ResourcePool, EndsWithBlock):
             PoolClosed: the pool was shut down.
         """
         slots = {slot.key: slot.capacity for slot in self.slots()}
-        owner = owner or f"group {next(_GROUP_NUMBERS)}"
         wanted = dict(demand) if demand is not None else demand_of_options(self.worker_options())
         return LEDGER.take(self.name_prefix, owner, slots, wanted, self.spec.shares)
 

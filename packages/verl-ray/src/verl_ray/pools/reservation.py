@@ -186,10 +186,8 @@ class Reservation:
 
     def _await_new_places(self) -> None:
         """Ray moves the groups that lost a node; the ranks keep their placement groups, others live there."""
-        try:
-            await_placement(list(self._groups), self.spec.timeout_s)
-        except LookupError:
-            raise PoolClosed(self.pool, "lost a node, and its placement groups were removed") from None
+        await_placement(list(self._groups), self.spec.timeout_s)
+        self.check_there()
         self._slots = None
 
     # --- ending --------------------------------------------------------------------------------------------

@@ -109,8 +109,6 @@ def derive_actor_class(user_class: type, *, interleaves: bool = False) -> type:
         name, role = route.method.name, route.role
         find = partial(_method_of, role=role, method=name)
         members[route.runner] = runner(route.runner, find, name, role, interleaves=is_asyncio)
-    if issubclass(user_class, roles.ColocatedWorker):
-        members["role_specs"] = ()
     metaclass: Any = type(user_class)
     made: type = metaclass(user_class.__name__, (Host, user_class), members)
     return made
@@ -162,8 +160,6 @@ class RayClassWithInitArgs(ClassWithInitArgs[GroupWorker]):
     (True, ('Ada',))
     """
 
-    fused_worker_used: bool
-
     if TYPE_CHECKING:
 
         @overload
@@ -174,7 +170,6 @@ class RayClassWithInitArgs(ClassWithInitArgs[GroupWorker]):
     def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(cls, *args, **kwargs)
         self.user_class: type = user_class_of(cls)
-        self.fused_worker_used = False
         self._options: dict[str, Any] = {}
         self._additional_resource: dict[str, float] = {}
         self._actor_classes: dict[bool, Any] = {}

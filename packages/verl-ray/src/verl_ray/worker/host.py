@@ -21,7 +21,6 @@ from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from socket import socket
 from typing import Any, ClassVar
 
 import ray
@@ -115,9 +114,6 @@ class Host:
 
     _verl_user_class: ClassVar[type]
     _verl_report: WorkerReport
-    _verl_held: tuple[Rendezvous, socket | None]
-    _verl_born_at: float
-    _verl_label: str
     _verl_inside = False
     _verl_recorder: Recorder | None = None
 
