@@ -144,7 +144,7 @@ class BatchState(Composite):
         self, tensors: dict[str, torch.Tensor] | None, num_rows: int, device: torch.device | None
     ) -> None:
         self.__dict__.pop("_tensordict", None)
-        self._tensors, self._num_rows, self._device = tensors, num_rows, device
+        self.__dict__.update(_tensors=tensors, _num_rows=num_rows, _device=device)
 
     def _has_batch(self) -> bool:
         """Whether `.batch` is a TensorDict rather than None."""

@@ -5,10 +5,11 @@ A reference that gets into any other pickle dangles, or keeps its object for goo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Final
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
 
 LARGE_BYTES: Final = 100_000
 """A column of fewer bytes costs less inside a message than as an object of its own."""
@@ -25,11 +26,10 @@ def may_travel() -> bool:
     return _travels.get()
 
 
-@contextmanager
-def references_travel() -> Iterator[None]:
-    """What is pickled here is a message of ours: remote columns stay where they are, their references go."""
+def travelling(dump: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """What `dump` gives for a message of ours: remote columns stay where they are, their references go."""
     token = _travels.set(True)
     try:
-        yield
+        return dump(*args, **kwargs)
     finally:
         _travels.reset(token)

@@ -11,11 +11,10 @@ import io
 import pickle
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from verl_protocol.columns.travel import references_travel
+from verl_protocol.columns.travel import travelling
 from verl_protocol.columns.walk import nbytes_of
 from verl_protocol.errors import ReadOnlyWriteError, UnknownDtypeError, WireVersionError
 from verl_protocol.wire.buffers import VERSION_TAG, WIRE_VERSION, Readers, SelfReduced, ready_buffers
@@ -110,10 +109,9 @@ def loads(
         if "torch" not in sys.modules:
             return value
         # The first tensors that this process meets brought torch; now they are read such as to be watched.
-    from verl_protocol.wire.reduce import loading
+    from verl_protocol.wire.reduce import unpickled
 
-    with loading(device, readers == "read_only") as made:
-        value = pickle.loads(data, buffers=ready)
+    value, made = unpickled(data, ready, device, readers == "read_only")
     return value if made is None else watch(value, made)
 
 
@@ -128,8 +126,8 @@ class Packed:
 
     def pickled(self) -> Pickled:
         """The same, pickled already; not for values whose references must count for the pickle around."""
-        with references_travel() if self.references else nullcontext():
-            return Pickled(*_dumps(self.value, self.pickler), self.readers)
+        given = (self.value, self.pickler)
+        return Pickled(*travelling(_dumps, *given) if self.references else _dumps(*given), self.readers)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickled here and not before, so that references inside count for the pickle around.

@@ -7,9 +7,9 @@ and a view ships only its own bytes. None stands for "pickle it as usual".
 
 from __future__ import annotations
 
+import pickle
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -75,23 +75,26 @@ def target_device() -> torch.device | None:
     return _target.device
 
 
-@contextmanager
-def loading(device: torch.device | str | None, counts_writes: bool) -> Iterator[list[torch.Tensor] | None]:
-    """How this thread makes the tensors that it unpickles inside the block.
+def unpickled(
+    data: Any, buffers: Sequence[Any], device: torch.device | str | None, counts_writes: bool
+) -> tuple[Any, list[torch.Tensor] | None]:
+    """The value of a pickle, and the dense tensors that were made for it where these count in-place writes.
 
     Args:
-        device: where they land; None for the CPU.
-        counts_writes: whether they count in-place writes, as `wire.guard` needs it. Then the list that the
-            block is given fills with the dense ones that were made.
+        data: the pickle.
+        buffers: its buffers.
+        device: where tensors land; None for the CPU.
+        counts_writes: whether tensors count in-place writes, as `wire.guard` needs it.
     """
     before = _target.device, _target.counted
     made: list[torch.Tensor] | None = [] if counts_writes else None
     _target.device, _target.counted = None if device is None else torch.device(device), made
-    # Tensors made under inference mode count no writes.
-    counting = counts_writes and torch.is_inference_mode_enabled()
     try:
-        with torch.inference_mode(False) if counting else nullcontext():
-            yield made
+        if counts_writes and torch.is_inference_mode_enabled():
+            # Tensors made under inference mode count no writes.
+            with torch.inference_mode(False):
+                return pickle.loads(data, buffers=buffers), made
+        return pickle.loads(data, buffers=buffers), made
     finally:
         _target.device, _target.counted = before
 

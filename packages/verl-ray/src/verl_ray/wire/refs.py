@@ -17,7 +17,7 @@ from ray import cloudpickle
 from ray._private.worker import global_worker
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayTaskError
-from verl_protocol.columns.travel import references_travel
+from verl_protocol.columns.travel import travelling
 from verl_protocol.wire import dumps, loads
 from verl_protocol.wire.buffers import Readers
 
@@ -50,11 +50,9 @@ def dumps_ahead(value: object, in_band_bytes: int = 0) -> tuple[bytes, list[pick
     met: list[Any] = []
     token = _beside.set(met)
     try:
-        with references_travel():
-            data, buffers = dumps(value, pickler=_PicklerAhead, in_band_bytes=in_band_bytes)
+        return *travelling(dumps, value, pickler=_PicklerAhead, in_band_bytes=in_band_bytes), met
     finally:
         _beside.reset(token)
-    return data, buffers, met
 
 
 def loads_beside(refs: list[Any], data: Any, buffers: Iterable[Any], readers: Readers) -> Any:
