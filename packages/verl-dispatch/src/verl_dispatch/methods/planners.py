@@ -61,8 +61,10 @@ class CallPlanner:
         else:
             refused = tuple(name for name in self._row_options if name not in spec.row_options)
         if refused:
-            problem = f"mode {self.mode} of {self._method.name!r} " + _why_refused(refused[0], spec)
-            raise CallOptionError(refused[0], problem)
+            why = "splits no batches"
+            if refused[0] == "balance" and spec.row_options:
+                why = "gives a list of answers, whose rows have no input order to restore"
+            raise CallOptionError(refused[0], f"mode {self.mode} of {self._method.name!r} {why}")
         return spec
 
     def plan(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallPlan:
@@ -133,12 +135,6 @@ class CallPlanner:
 
 def _may_hold_batches(argument: object) -> bool:
     return isinstance(argument, (list, tuple, Mapping, Broadcast))
-
-
-def _why_refused(option: str, spec: registry.ModeSpec) -> str:
-    if option == "balance" and spec.row_options:
-        return "gives a list of answers, whose rows have no input order to restore"
-    return "splits no batches"
 
 
 # --- execute strategies of the user's own -----------------------------------------------------------------

@@ -34,18 +34,14 @@ def registered_methods(cls: type, reserved: frozenset[str] = frozenset()) -> dic
         if _takes_nothing(member):
             raise _no_instance_method(cls.__qualname__, name, "function without self")
         if name in reserved:
-            raise reserved_name(name, cls.__qualname__)
+            problem = "is reserved by the worker group; rename the method"
+            raise WorkerClassError(f"method {name!r} of {cls.__qualname__} {problem}")
         found[name] = RegisteredMethod.of(name, member)
     return found
 
 
 _HOLD_FUNCTIONS = ("__func__", "fget", "func")
 """Where class and static methods, properties, and partial methods and cached properties keep theirs."""
-
-
-def reserved_name(name: str, cls: str) -> WorkerClassError:
-    """The error about a method, or a role, that is named like something the group itself needs."""
-    return WorkerClassError(f"method {name!r} of {cls} is reserved by the worker group; rename the method")
 
 
 def _no_instance_method(cls: str, name: str, kind: str) -> WorkerClassError:

@@ -42,11 +42,8 @@ class SplitList(list[Any]):
 def layout_among(lists: Sequence[Any]) -> RowLayout | None:
     """How the rows of the call lie over its parts; None where no batch of known rows was split."""
     layouts = [each.layout for each in lists if isinstance(each, SplitList)]
-    for layout in layouts:
-        # A batch without rows in a padded call has a layout of its own, in which nothing is to be undone.
-        if layout.changes_answers:
-            return layout
-    return layouts[0] if layouts else None
+    # A batch without rows in a padded call has a layout of its own, in which nothing is to be undone.
+    return next((each for each in layouts if each.changes_answers), layouts[0] if layouts else None)
 
 
 def split_entries(
