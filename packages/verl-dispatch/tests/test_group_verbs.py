@@ -248,6 +248,27 @@ def test_a_future_beside_a_batch_must_have_its_rows(group: Any) -> None:
             both(other, future)
 
 
+def test_pieces_that_a_worker_hands_on_need_not_have_equal_rows(group: Any) -> None:
+    class Inner(Worker):
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def rows_of_both(self, d: DataProto, e: DataProto) -> tuple[int, int]:
+            return len(d), len(e)
+
+    class Outer(Worker):
+        @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC, materialize_futures=False)
+        def keep(self, d: Any) -> None:
+            self.kept = d
+
+        @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC, materialize_futures=False)
+        def hand_on(self, e: Any) -> Any:
+            inner: Any = LocalWorkerGroup(Inner, 1)
+            return inner.rows_of_both(self.kept, e)[0]
+
+    outer: Any = LocalWorkerGroup(Outer, 2)
+    outer.keep.options(uneven="balanced")(group.batch_later(batch(8)))
+    assert outer.hand_on.options(uneven="balanced")(group.batch_later(batch(4))) == [(4, 2), (4, 2)]
+
+
 def test_a_future_cannot_be_balanced(group: Any) -> None:
     with pytest.raises(CallOptionError, match=r"balance='w' .* is a future whose rows are not here yet"):
         group.batch.options(balance="w")(group.batch_later(batch(8)))

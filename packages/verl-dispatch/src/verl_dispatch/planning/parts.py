@@ -176,7 +176,7 @@ class _Seen:
 
     def __init__(self) -> None:
         self.trim: Trim | None = None
-        self._rows: dict[str, int] = {}
+        self._rows: dict[str, dict[str, int]] = {}
 
     def resolved(self, future: DataProtoFuture[Any], batch: Any, num_rows: int) -> Any:
         """Takes the batch that a future stands for, and of how many rows its cut chose.
@@ -186,9 +186,11 @@ class _Seen:
         """
         cut = _worker_cut(future)
         if cut is not None and (cut.pads or cut.uneven):
-            self._rows[cut.label] = num_rows
-            if len(set(self._rows.values())) > 1:
-                raise unequal_rows(cut.method, self._rows)
+            # A worker may hand on what was cut for itself, in a call that was not cut alike.
+            rows = self._rows.setdefault(cut.method, {})
+            rows[cut.label] = num_rows
+            if len(set(rows.values())) > 1:
+                raise unequal_rows(cut.method, rows)
         if isinstance(cut, PaddedChunk):
             self.trim = self.trim or cut.trim(num_rows)
         return batch
