@@ -75,7 +75,7 @@ def gather_facts(environ: Mapping[str, str], address: str | None = None) -> Doct
     """Look at this machine and at the running cluster, if there is one; none is started."""
     return DoctorFacts(
         python=platform.python_version(),
-        versions=_versions(),
+        versions={name: _version(name) for name in _PACKAGES},
         environ={name: value for name, value in environ.items() if _matters(name)},
         # uv counts how deep `uv run` is nested, for the programs it starts.
         under_uv_run="UV_RUN_RECURSION_DEPTH" in environ,
@@ -99,14 +99,11 @@ def _machine() -> dict[str, float]:
     return found
 
 
-def _versions() -> dict[str, str]:
-    versions = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _has_bytecode(package: str) -> bool:
