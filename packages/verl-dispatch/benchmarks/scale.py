@@ -26,7 +26,7 @@ from verl_dispatch import CallPlan, LocalWorkerGroup
 from verl_protocol import DataProto
 from verl_protocol.batch.apart import bound, set_apart
 from verl_protocol.columns.reading import InProcessStore
-from verl_protocol.columns.travel import references_travel
+from verl_protocol.columns.travel import travelling
 from verl_protocol.wire import dumps
 
 WORKERS = (8, 64, 512, 4096)
@@ -74,10 +74,9 @@ def remote(batch: DataProto, num_parts: int) -> DataProto:
 def pickled(plan: CallPlan) -> int:
     """Pickles every rank's message; bytes that go over the wire, buffers included."""
     total = 0
-    with references_travel():
-        for call in plan:
-            data, buffers = dumps((call.args, dict(call.kwargs)))
-            total += len(data) + sum(buffer.raw().nbytes for buffer in buffers)
+    for call in plan:
+        data, buffers = travelling(dumps, (call.args, dict(call.kwargs)))
+        total += len(data) + sum(buffer.raw().nbytes for buffer in buffers)
     return total
 
 
