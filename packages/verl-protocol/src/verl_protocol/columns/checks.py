@@ -290,8 +290,10 @@ def _differing(key: str, what: str, found: Mapping[int | str, object]) -> errors
 
 
 def _plainly_alike(column: Sequence[Any]) -> bool:
-    """Whether all parts are dense tensors or arrays of one form, seen fast as there may be thousands."""
+    """Whether all parts are dense tensors, arrays or remote of one form, seen fast as there may be thousands."""
     kinds = set(map(type, column))
+    if kinds == {RemoteColumn}:
+        return len({part.form for part in column}) == 1
     if kinds == {torch.Tensor}:
         forms = {(part.dtype, part.shape[1:], part.device, part.layout) for part in column}
         return len(forms) == 1 and column[0].layout is torch.strided and not column[0].is_nested

@@ -287,9 +287,8 @@ def _joined(maps: Sequence[RowMap]) -> RowMap:
     """One map after the other; ranges that go on where the last one ended stay one."""
     filled = [rows for rows in maps if len(rows)] or [range(0)]
     first, last = filled[0], filled[-1]
-    if all(isinstance(rows, range) and rows.step == 1 for rows in filled) and all(
-        one[-1] + 1 == other[0] for one, other in pairwise(filled)
-    ):
+    steps = {rows.step if isinstance(rows, range) else 0 for rows in filled}
+    if steps == {1} and all([one[-1] + 1 == other[0] for one, other in pairwise(filled)]):
         return range(int(first[0]), int(last[-1]) + 1) if len(first) else range(0)
     return np.concatenate([np.asarray(rows, np.int64) for rows in filled])
 
