@@ -124,14 +124,7 @@ class DataProto(BatchJoining):
         given = checks.checked_dict("non_tensors", non_tensors)
         arrays = {key: checks.array_column(key, value) for key, value in given.items()}
         count = checks.check_columns(held, arrays)
-        meta = copy_meta(meta_info)
-        if cls is DataProto:
-            # What has been checked here is not checked again.
-            made = object.__new__(cls)
-            made.__dict__.update(non_tensor_batch=arrays, meta_info=meta)
-            made._set_columns(held if tensors else None, count, None)
-        else:
-            made = cls._make(held if tensors else None, count, arrays, meta)
+        made = cls._make(held if tensors else None, count, arrays, copy_meta(meta_info), checked=True)
         made._auto_padding = padded
         return made
 
@@ -143,8 +136,15 @@ class DataProto(BatchJoining):
         non_tensors: dict[str, NDArray[Any]],
         meta: dict[str, Any],
         device: torch.device | None = None,
+        checked: bool = False,
     ) -> Self:
         """A batch of containers that nobody else holds, without building a TensorDict."""
+        if checked and cls is DataProto:
+            # What has been checked is not checked again, unless there may be more to a subclass.
+            made = object.__new__(cls)
+            made.__dict__.update(non_tensor_batch=non_tensors, meta_info=meta)
+            made._set_columns(tensors, num_rows, device)
+            return made
         stand_in: Any = None if tensors is None else Columns(tensors, num_rows, device)
         made = cls(batch=stand_in, non_tensor_batch=non_tensors, meta_info=meta)
         if tensors is None:

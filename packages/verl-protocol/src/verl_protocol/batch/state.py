@@ -125,20 +125,17 @@ class BatchState(Composite):
 
     def _write_batch(self, value: Any) -> None:
         if isinstance(value, Columns):
-            self._set_columns(value.tensors, value.num_rows, value.device)
-            return
-        is_built = value is None or is_tensordict(value)
-        if not is_built and isinstance(value, Mapping) and self._row_dims:
+            self._set_columns(*value)
+        elif value is None:
+            self._set_columns(None, self._num_rows, self._device)
+        elif is_tensordict(value):
+            self._tensordict, self._tensors, self._built_here = value, None, False
+        elif isinstance(value, Mapping) and self._row_dims:
             tensors = tensor_columns(value)
             self._set_columns(tensors or None, check_columns(tensors, {}), None)
-            return
-        if not is_built:
+        else:
             given = type(value).__name__
             raise InvalidTypeError(f"batch must be a TensorDict, a dict of tensors or None, got {given}")
-        self.__dict__.pop("_tensordict", None)
-        self._tensors, self._built_here = None, False
-        if value is not None:
-            self._tensordict = value
 
     def _set_columns(
         self, tensors: dict[str, torch.Tensor] | None, num_rows: int, device: torch.device | None
