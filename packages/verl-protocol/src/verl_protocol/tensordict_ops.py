@@ -101,7 +101,7 @@ def _column(key: str, value: Any) -> Any:
 
 def _set_column(tensordict: TensorDict, key: str, column: Any) -> None:
     if isinstance(column, np.ndarray):
-        convert.set_column(tensordict, key, column, exact=False)
+        convert.set_column(tensordict, key, column)
     else:
         tensordict.set(key, column)
 

@@ -154,7 +154,7 @@ def tensordict_of(batch: BatchState, like: TensorDict | None = None) -> TensorDi
     entries = {**tensors, **arrays, **meta}
     for key in dict.fromkeys([*(() if like is None else like.keys()), *entries]):
         if key in arrays:
-            set_column(made, key, arrays[key], exact=like is None)
+            set_column(made, key, arrays[key])
         elif key in meta:
             set_fact(made, key, meta[key])
         elif key in tensors:
@@ -167,17 +167,11 @@ def has_rows(tensordict: TensorDict) -> bool:
     return len(tensordict.batch_size) > 0
 
 
-def set_column(tensordict: TensorDict, key: str, column: NDArray[Any], exact: bool = True) -> None:
-    """Set an array as non-tensor data with one entry per row.
-
-    Args:
-        exact: False if objects that all are numbers of numpy may come back as an array of numbers.
-    """
+def set_column(tensordict: TensorDict, key: str, column: NDArray[Any]) -> None:
+    """Set an array as non-tensor data with one entry per row, which tells what the array was."""
     items = list(column)
-    told = not exact and column.dtype == object and column.ndim == 1
-    if not told:
-        found = checks.column_of(items)
-        told = (found.dtype, found.ndim) == (column.dtype, column.ndim)
+    found = checks.column_of(items)
+    told = (found.dtype, found.ndim) == (column.dtype, column.ndim)
     objects.set_stack(tensordict, key, items, None if told else (column.dtype, column.shape[1:]))
 
 
