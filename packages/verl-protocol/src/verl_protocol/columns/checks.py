@@ -290,7 +290,7 @@ def _differing(key: str, what: str, found: Mapping[int | str, object]) -> errors
 
 
 def _plainly_alike(column: Sequence[Any]) -> bool:
-    """Whether all parts are dense tensors, arrays or remote of one form, seen fast as there may be thousands."""
+    """Whether all parts are dense, arrays or remote and of one form, seen fast as there may be thousands."""
     kinds = set(map(type, column))
     if kinds == {RemoteColumn}:
         return len({part.form for part in column}) == 1

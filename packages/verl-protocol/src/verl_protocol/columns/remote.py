@@ -288,7 +288,7 @@ def _joined(maps: Sequence[RowMap]) -> RowMap:
     filled = [rows for rows in maps if len(rows)] or [range(0)]
     first, last = filled[0], filled[-1]
     steps = {rows.step if isinstance(rows, range) else 0 for rows in filled}
-    if steps == {1} and all([one[-1] + 1 == other[0] for one, other in pairwise(filled)]):
+    if steps == {1} and all(one[-1] + 1 == other[0] for one, other in pairwise(filled)):
         return range(int(first[0]), int(last[-1]) + 1) if len(first) else range(0)
     return np.concatenate([np.asarray(rows, np.int64) for rows in filled])
 
