@@ -1,4 +1,4 @@
-"""Answers that are opened by their reader, who knows what it is going to do with them.
+"""Messages and answers: pickled ahead of Ray, and opened by their reader, who knows what it will do with them.
 
 What is read of a future is often only some rows of a part, or is put together from several parts. So a part
 arrives as it lies in Ray's store, is cut and joined by views, and what then still lies in the store is copied
@@ -67,18 +67,18 @@ class Payload:
         return Payload, (data, buffers, self._refs, self._readers)
 
 
-def sealed(value: object, readers: Readers | None = None) -> Payload:
-    """The value, pickled: what cannot be pickled shows here.
-
-    Args:
-        value: what is pickled.
-        readers: how it must be opened; None leaves that to the reader.
-    """
-    return Payload(*dumps_ahead(value), readers)
+def sealed(value: object) -> Payload:
+    """The value, pickled: what cannot be pickled shows here."""
+    return Payload(*dumps_ahead(value))
 
 
 def compact(value: object, readers: Readers = "one") -> Payload | bytes:
-    """As `sealed`; as bytes, which Ray carries without a pickle of its own, where little is in the value."""
+    """As `sealed`; as bytes, which Ray carries without a pickle of its own, where little is in the value.
+
+    Args:
+        value: what is pickled.
+        readers: how it must be opened.
+    """
     # Whoever only reads may not write into small arrays either, and numpy tells of that in a buffer only.
     in_band_bytes = 0 if readers == "read_only" else _SMALL_BYTES
     data, buffers, refs = dumps_ahead(value, in_band_bytes)
