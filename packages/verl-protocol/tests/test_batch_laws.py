@@ -86,19 +86,23 @@ def batch_and_index(draw: st.DrawFn) -> tuple[DataProto, Any, list[int]]:
     data = draw(batches)
     count = len(data)
     rows = list(range(count))
-    form = draw(
-        st.sampled_from(["slice", "range", "list", "tuple", "array", "tensor", "mask", "bools", "unsigned"])
-    )
+    forms_of_rows = ["slice", "range", "list", "tuple", "array", "tensor", "unsigned"]
+    form = draw(st.sampled_from([*forms_of_rows, "mask", "bools", "backwards"]))
     if form == "slice":
         index = draw(st.slices(count))
         return data, index, rows[index]
     if form == "range":
         given_range = range(*sorted(draw(st.tuples(st.integers(-count, count), st.integers(-count, count)))))
         return data, given_range, [rows[at] for at in given_range]
-    if form in ("mask", "bools"):
+    if form in ("mask", "bools", "backwards"):
         mask = draw(st.lists(st.booleans(), min_size=count, max_size=count))
         picked = [row for row, kept in zip(rows, mask, strict=True) if kept]
-        return data, (torch.tensor(mask) if form == "mask" else mask), picked
+        given_mask: Any = {
+            "mask": torch.tensor(mask),
+            "bools": mask,
+            "backwards": np.array(mask[::-1], dtype=bool)[::-1],
+        }
+        return data, given_mask[form], picked
     places = draw(st.lists(st.integers(0 if form == "unsigned" else -count, count - 1), max_size=12))
     forms: dict[str, Callable[[list[int]], Any]] = {
         "list": list,

@@ -118,6 +118,9 @@ def test_shorter_rows_are_widened_on_request() -> None:
     left = DataProto.concat([short, wide], pad={"ids": 0, "mask": 0}, pad_side="left")
     assert left.batch["ids"][0].tolist() == [0, 0, 1, 1, 1]
     assert left.batch["ids"].dtype == torch.int64
+    largest = torch.iinfo(torch.int64).max
+    exact = DataProto.concat([short, wide], pad={"ids": largest, "mask": 0})
+    assert exact.batch["ids"][0].tolist() == [1, 1, 1, largest, largest]
     with pytest.raises(ValueError, match="'mask' differs in its row shape"):
         DataProto.concat([short, wide], pad={"ids": 0})
     with pytest.raises(ValueError, match="nope"):

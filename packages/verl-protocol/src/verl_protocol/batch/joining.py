@@ -172,7 +172,8 @@ def _widen(column: torch.Tensor, width: tuple[int, ...], value: float, side: Sid
     missing = [total - size for size, total in zip(column.shape[1:], width, strict=True)]
     # The last dimension first, each with what goes before and what goes after.
     pads = [amount for each in reversed(missing) for amount in ((each, 0) if side == "left" else (0, each))]
-    return torch.nn.functional.pad(column, pads, value=value)
+    # `torch.nn.functional.pad` would make a float of the value, which holds no large whole number.
+    return torch.constant_pad_nd(column, pads, value)
 
 
 def _check_union_rows(data: BatchState, other: BatchState) -> None:
