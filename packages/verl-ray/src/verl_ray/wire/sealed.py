@@ -1,4 +1,4 @@
-"""Messages and answers: pickled ahead of Ray, and opened by their reader, who knows what it will do with them.
+"""Messages and answers: pickled ahead of Ray, opened by their reader, who knows what it will do with them.
 
 What is read of a future is often only some rows of a part, or is put together from several parts. So a part
 arrives as it lies in Ray's store, is cut and joined by views, and what then still lies in the store is copied
