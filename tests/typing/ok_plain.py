@@ -115,6 +115,8 @@ def non_blocking_in_process(group: LocalWorkerGroup[BiggerTrainer]) -> None:
     assert_type(group.bind(Trainer.save_later)("path"), Future[str])
     assert_type(group.bind(Trainer.ping_later)(), list[Future[str]])
     assert_type(group.bind(Trainer.seed_later)([1, 2]), list[Future[float]])
+    # A list or a dict, as the arguments are.
+    assert_type(group.bind(Trainer.place_later)({1: 2}), Any)
 
 
 def verbs(group: WorkerGroup[Trainer], batch: DataProto) -> None:

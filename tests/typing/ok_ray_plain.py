@@ -33,6 +33,7 @@ def calls(group: RayWorkerGroup[Trainer], batch: DataProto) -> None:
 def non_blocking(group: RayWorkerGroup[Trainer], batch: DataProto) -> None:
     assert_type(group.bind(Trainer.load_later)("path"), list[ObjectRef[int]])
     assert_type(group.bind(Trainer.save_later)("path"), ObjectRef[str])
+    assert_type(group.bind(Trainer.place_later)({1: 2}), Any)
     assert_type(group.bind(Trainer.generate)(batch), DataProtoFuture[Rollouts])
     assert_type(ray.get(group.bind(Trainer.load_later)("path")), list[int])
 

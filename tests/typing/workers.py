@@ -258,6 +258,10 @@ class Trainer(Worker):
     def place(self, value: int) -> str:
         return str(value)
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ONE, blocking=False)
+    def place_later(self, value: int) -> str:
+        return str(value)
+
     # Custom modes
     @register(dispatch_mode=UNTYPED_SUM)
     def untyped(self, value: int) -> int:

@@ -32,7 +32,7 @@ from verl_dispatch.groups.trace import CallObserver, Trace, TracedCall
 from verl_dispatch.methods.decorator import MAGIC_ATTR
 from verl_dispatch.methods.registered import RegisteredMethod, registered_methods
 from verl_dispatch.methods.registry import functions_of, get_predefined_execute_fn
-from verl_dispatch.methods.static import A, D, G, GroupRef, GroupWorker, Method, P, R
+from verl_dispatch.methods.static import A, D, G, GroupRef, GroupWorker, Method, P, R, X
 from verl_dispatch.modes import Ref
 from verl_dispatch.planning.mesh import Mesh, mesh_of
 from verl_dispatch.planning.options import DEFAULT_OPTIONS, UNNAMED, CallOptions
@@ -393,6 +393,8 @@ class WorkerGroup(EndsWithBlock, Generic[GroupWorker, GroupRef]):
     def bind(
         self, method: Method[GroupWorker, P, R, G, Any, Literal[True]], /
     ) -> GroupMethod[P, R, G, G]: ...
+    @overload
+    def bind(self, method: Method[GroupWorker, P, R, G, X, Literal[False]], /) -> GroupMethod[P, R, G, X]: ...
     @overload
     def bind(
         self, method: Method[GroupWorker, P, R, G, list[Ref[A]], Literal[False]], /

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from verl_dispatch.groups.bound_method import GroupMethod
     from verl_dispatch.groups.pool import ClassWithInitArgs
-    from verl_dispatch.methods.static import A, D, G, Method, P, R
+    from verl_dispatch.methods.static import A, D, G, Method, P, R, X
     from verl_dispatch.modes import Ref
 
 
@@ -147,6 +147,10 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
         def bind(
             self, method: Method[GroupWorker, P, R, G, Any, Literal[True]], /
         ) -> GroupMethod[P, R, G, G]: ...
+        @overload
+        def bind(
+            self, method: Method[GroupWorker, P, R, G, X, Literal[False]], /
+        ) -> GroupMethod[P, R, G, X]: ...
         @overload
         def bind(
             self, method: Method[GroupWorker, P, R, G, list[Ref[A]], Literal[False]], /

@@ -39,7 +39,7 @@ from verl_ray.worker.rendezvous import asked_rendezvous
 if TYPE_CHECKING:
     from ray import ObjectRef
     from verl_dispatch.groups.bound_method import GroupMethod
-    from verl_dispatch.methods.static import A, D, G, Method, P, R
+    from verl_dispatch.methods.static import A, D, G, Method, P, R, X
     from verl_dispatch.modes import Ref
 
 
@@ -325,6 +325,10 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         def bind(
             self, method: Method[GroupWorker, P, R, G, Any, Literal[True]], /
         ) -> GroupMethod[P, R, G, G]: ...
+        @overload
+        def bind(
+            self, method: Method[GroupWorker, P, R, G, X, Literal[False]], /
+        ) -> GroupMethod[P, R, G, X]: ...
         @overload
         def bind(
             self, method: Method[GroupWorker, P, R, G, list[Ref[A]], Literal[False]], /
