@@ -216,7 +216,9 @@ class BatchColumns(BatchRows):
         )
         arrays = self.non_tensor_batch
         if objects:
-            moved = _Mover(target)
+            moved = Replacer(
+                to=lambda item: item.to(target) if is_tensor(item) or is_tensordict(item) else item
+            )
             arrays = {key: moved(column) for key, column in arrays.items()}
         count, has_batch = self._row_count(), self._has_batch()
         self._set_columns(tensors if has_batch else None, count, target if has_batch else None)
@@ -264,15 +266,3 @@ def _known_device(device: Any) -> torch.device:
             f"device must be one that torch knows, such as 'cpu' or 'cuda:0', got {errors.short(device)}: "
             f"{str(error).split(':')[0]}"
         ) from None
-
-
-class _Mover(Replacer):
-    """Puts every tensor and TensorDict inside a value on a device."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self._device = device
-
-    def change(self, value: Any) -> Any:
-        """The value on the device, if it is a tensor or a TensorDict."""
-        return value.to(self._device) if is_tensor(value) or is_tensordict(value) else value

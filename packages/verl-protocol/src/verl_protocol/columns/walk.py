@@ -153,16 +153,18 @@ class Replacer:
 
     Args:
         anew: make dicts, lists and sets anew in any case, and take object arrays as they are.
+        to: gives what to put in the place of a value that is no dict, list, tuple or set: itself to keep it.
     """
 
-    def __init__(self, anew: bool = False) -> None:
+    def __init__(self, anew: bool = False, to: Callable[[Any], Any] | None = None) -> None:
         self._anew = anew
+        self._to = to
         # Each value is kept beside its form, so that its id cannot come to mean another object.
         self._forms: dict[int, tuple[Any, Any]] = {}
 
     def change(self, value: Any) -> Any:
-        """What to put in the place of a value that is no dict, list, tuple or set: itself to keep it."""
-        return value
+        """What `to` puts in the place of a value."""
+        return value if self._to is None else self._to(value)
 
     def __call__(self, value: Any) -> Any:
         """`value` with everything in it replaced."""
