@@ -8,7 +8,7 @@ reference.
 from __future__ import annotations
 
 import copy
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -68,14 +68,15 @@ class Arguments:
         self.futures: list[DataProtoFuture[Any]] = []
         self.bulky: dict[int, dict[int, Any]] = {}
         self._whole: dict[int, Any] = {}
+        self._num_readers: defaultdict[int, int] = defaultdict(int)
         # Where all ranks get the same arguments, their calls hold the very same containers.
-        alike = {(id(call.args), id(call.kwargs)): call for call in calls}
-        num_ranks = Counter((id(call.args), id(call.kwargs)) for call in calls)
-        self._num_readers: Counter[int] = Counter()
-        for key, call in alike.items():
-            for value in {id(value): value for value in arguments_of(call)}.values():
+        alike: dict[tuple[int, int], list[RankCall]] = {}
+        for call in calls:
+            alike.setdefault((id(call.args), id(call.kwargs)), []).append(call)
+        for same in alike.values():
+            for value in {id(value): value for value in arguments_of(same[0])}.values():
                 if type(value) not in _NUMBERS:
-                    self._look_at(value, num_ranks[key])
+                    self._look_at(value, len(same))
 
     def _look_at(self, value: Any, num_ranks: int) -> None:
         if isinstance(value, DataProtoFuture):
@@ -87,7 +88,8 @@ class Arguments:
             if bulky:
                 self.bulky[id(value)] = bulky
             self._whole[id(value)] = value
-            self._num_readers.update(dict.fromkeys((id(value), *bulky), num_ranks))
+            for key in (id(value), *bulky):
+                self._num_readers[key] += num_ranks
 
     def stored(self, readers: Readers) -> dict[int, Any]:
         """Put into the store what several ranks get and is worth it; `id` -> its reference.
