@@ -107,7 +107,7 @@ def writable_view(array: Bytes, address: int | None = None) -> Bytes:
 # --- The version that every payload begins with ---------------------------------------------------------
 
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 """The format that this release writes, and the only one that it reads."""
 
 
