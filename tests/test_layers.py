@@ -51,7 +51,7 @@ WORKER = textwrap.dedent(
     from verl_dispatch.workers.rank import RankInfo
     from verl_dispatch.workers.site import WorkerSite, building
     from verl_ray.wire.message import open_message, prepare_answer
-    from verl_ray.wire.sealed import opened
+    from verl_ray.wire.sealed import opened_compact
 
     class Rules(Worker):
         @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -63,7 +63,7 @@ WORKER = textwrap.dedent(
     args, kwargs, answer = open_message((("four",), {}, None), ())
     with building(WorkerSite(RankInfo(rank=0, world_size=1))):
         packed = prepare_answer(Rules().score(*args, **kwargs), answer)
-    assert opened(pickle.loads(pickle.dumps(packed, protocol=5))) == {"length": 4}
+    assert opened_compact(pickle.loads(pickle.dumps(packed, protocol=5))) == {"length": 4}
     """
 )
 

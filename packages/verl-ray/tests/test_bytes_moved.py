@@ -25,7 +25,7 @@ from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, para
 from verl_ray.calls.futures import AnswerPart, knows_row_counts, needed_parts
 from verl_ray.calls.packing import Packer
 from verl_ray.wire.message import ONE_READER, Slot, open_message
-from verl_ray.wire.sealed import SealedFuture, opened
+from verl_ray.wire.sealed import SealedFuture, opened_compact
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -340,7 +340,7 @@ def test_a_whole_part_goes_without_the_future_and_its_row_counts() -> None:
             assert refs == [f"part {index}"]
     third, *refs = Packer({}).pack(RankCall(0, (future.chunk(4)[2],)), ONE_READER)
     assert refs == ["part 1"]
-    (placed,), _, _ = opened(third)
+    (placed,), _, _ = opened_compact(third)
     assert placed.futures == [None, Slot(0)]
     _, *refs = Packer({}, prefetches=False).pack(RankCall(0, (pieces[0],)), ONE_READER)
     assert refs == []

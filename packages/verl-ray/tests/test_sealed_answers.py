@@ -98,6 +98,13 @@ def test_functions_that_join_parts_get_their_own() -> None:
     assert [future.get().tensor("x")[0].item() for _ in range(2)] == [1, 1]
 
 
+def test_bytes_that_were_answered_are_no_pickle() -> None:
+    given = pickle.dumps("not to be read")
+    future = SealedFuture(DataProto.concat, ["a part"], row_counts=[len(given)])
+    with pytest.raises(TypeError, match="rows of bytes"):
+        future.get(fetch=lambda parts, timeout: [given])
+
+
 def test_what_has_arrived_can_be_sent_on() -> None:
     part = arrived(batch())
     buffers: list[pickle.PickleBuffer] = []

@@ -20,7 +20,7 @@ from verl_ray.calls.failures import explained, failure_of, has_failed, is_gone, 
 from verl_ray.calls.futures import AnswerPart, BatchFuture, answer_parts
 from verl_ray.calls.makers import AN_EARLIER_CALL, Maker, Makers, maker_of_actor
 from verl_ray.wire.refs import connection, hear, transport_of
-from verl_ray.wire.sealed import opened
+from verl_ray.wire.sealed import opened_compact
 from verl_ray.wire.store import with_objects
 
 
@@ -90,7 +90,7 @@ class RayCall(Call):
     def read(self, rank: int, value: Any) -> Any:
         """The answer itself, which comes sealed, with what stays remote named by where it lies."""
         if rank not in self.objects:
-            return opened(value, "one")
+            return opened_compact(value)
         return with_objects(value, self.objects[rank], self._maker(rank))
 
     def _maker(self, rank: int) -> Maker:

@@ -21,7 +21,7 @@ from verl_protocol.futures.any_batch import is_proto
 from verl_protocol.wire import check_unwritten, dumps, pack
 
 from verl_ray.wire.refs import CloudPickler
-from verl_ray.wire.sealed import Payload, SealedFuture, compact, opened, opened_batch, sealed
+from verl_ray.wire.sealed import Payload, SealedFuture, compact, opened, opened_batch, opened_compact, sealed
 
 if TYPE_CHECKING:
     from verl_protocol import DataProto
@@ -93,7 +93,7 @@ def open_message(
     """The arguments with every slot filled."""
     if message is None:
         return (), {}, ONE_READER
-    args, kwargs, asked = opened(message, "one")
+    args, kwargs, asked = opened_compact(message)
     answer = ONE_READER if asked is None else Answer(*asked)
     if not refs:
         return args, kwargs, answer

@@ -87,10 +87,13 @@ def compact(value: object, readers: Readers = "one") -> Payload | bytes:
     return data
 
 
+def opened_compact(value: Any) -> Any:
+    """The value itself of what came `compact`; anything else may be bytes that are no pickle."""
+    return loads(value) if isinstance(value, bytes) else opened(value, "one")
+
+
 def opened(value: Any, readers: Readers = "many") -> Any:
-    """The value itself, also where it came `sealed` or `compact`; see `verl_protocol.wire.loads`."""
-    if isinstance(value, bytes):
-        return loads(value)
+    """The value itself, also where it came `sealed`; see `verl_protocol.wire.loads`."""
     return value.open(readers) if isinstance(value, Payload) else value
 
 

@@ -15,7 +15,7 @@ from verl_protocol.futures.any_batch import is_proto
 from verl_protocol.wire.buffers import SelfReduced
 
 from verl_ray.wire.refs import connection, is_late, no_connection
-from verl_ray.wire.sealed import opened, sealed
+from verl_ray.wire.sealed import opened, opened_compact, sealed
 
 if TYPE_CHECKING:
     from verl_protocol.columns.remote import Piece
@@ -108,7 +108,7 @@ def with_objects(value: Any, objects: Sequence[Any], maker: Sequence[Any]) -> An
     Args:
         maker: group, method, rank and generation.
     """
-    answer = opened(value, "one")
+    answer = opened_compact(value)
     if not is_proto(answer):
         return answer
     # Imported here: only who has a batch has torch.
