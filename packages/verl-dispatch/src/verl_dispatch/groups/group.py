@@ -68,7 +68,7 @@ class WorkerGroup(EndsWithBlock, Generic[GroupWorker, GroupRef]):
     _keeps_order: bool = True
     name_prefix: str = ""
     answers_stay_remote: bool = False
-    """Whether `remote=True` is the default of every method."""
+    """Whether `remote=True` is the default of every method that may answer batches."""
     _refusal: ClassVar[str] = ""
 
     def __init__(self, resource_pool: ResourcePool | None = None) -> None:
