@@ -18,6 +18,7 @@ import numpy as np
 from ray.exceptions import RayError
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.groups.call import Arrivals, Pauses
+from verl_dispatch.planning.parts import WorkerChunk
 from verl_protocol import DataProtoFuture
 from verl_protocol.futures.parts import Chunk, Deadline, Steps, overlaps, span_of, values_of
 
@@ -257,7 +258,9 @@ def whole_part(future: DataProtoFuture[Any]) -> int | None:
     counts = future.row_counts
     if counts is None or not (future.tells_rows and knows_row_counts(future)):
         return None
-    if future._cuts and future._cuts[-1].pads:
+    cut = future._cuts[-1] if future._cuts else None
+    # The worker pads, and sees that all batches of an uneven call have equal rows.
+    if cut is not None and (cut.pads or (isinstance(cut, WorkerChunk) and cut.uneven)):
         return None
     try:
         spans = future._spans(counts)
