@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import types
 from typing import Any
 
 import pytest
@@ -231,6 +232,8 @@ def test_answers_come_as_asked() -> None:
     arrived = pickle.loads(pickle.dumps(carried, protocol=5))
     assert arrived.open("one").tensor("i").tolist() == [0, 1, 2]
     assert prepare_answer(7, ONE_READER) == 7
+    settings = types.SimpleNamespace(batch_size=4)
+    assert prepare_answer(settings, Answer(with_rows=True))[1] == 0
     for answer in (ONE_READER, Answer("many")):
         with pytest.raises(TypeError, match=r"the answer of method 'say' cannot be pickled.*lock"):
             pickle.dumps(prepare_answer([threading.Lock()], answer, "say"))

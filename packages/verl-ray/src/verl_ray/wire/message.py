@@ -242,9 +242,9 @@ def packed(value: Any, readers: Readers) -> Any:
 def _num_rows(value: Any) -> int:
     """Rows of a batch; 0 for what has none, which whoever joins the parts will refuse."""
     batch_size = getattr(value, "batch_size", None)
-    if batch_size is not None:
-        return int(batch_size[0]) if len(batch_size) else 0
     try:
+        if batch_size is not None:
+            return int(batch_size[0]) if len(batch_size) else 0
         return len(value)
     except TypeError:
         return 0
