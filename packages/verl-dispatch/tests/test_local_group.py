@@ -394,6 +394,23 @@ def test_stream_is_bounded_and_fails_fast(threads: Any) -> None:
     gate.set()
 
 
+def test_a_failure_after_the_end_of_a_call_that_ran_out_of_time_is_not_told_again(
+    threads: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = threading.Event()
+
+    def fail(worker: Probe) -> None:
+        gate.wait(10)
+        raise KeyError("too late")
+
+    with pytest.raises(CallTimeout):
+        threads.run.options(timeout_s=0.1)(fail)
+    gate.set()
+    assert threads.run(lambda worker: worker.rank) == [0, 1, 2]
+    gc.collect()
+    assert "nobody read it" not in caplog.text
+
+
 def test_waiting_is_bounded_by_the_wait_and_not_by_the_work(group: Any) -> None:
     started = group.run.submit(lambda _: time.sleep(0.2))
     assert started.result(timeout=30) == [None] * 3

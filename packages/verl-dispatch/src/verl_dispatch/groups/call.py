@@ -332,7 +332,10 @@ class Call(Arrivals):
             raise self._ended_by(self.error(errors, silent))
         if silent:
             late = self.late(deadline.limit or 0.0, silent)
-            raise self._ended_by(late) if decides else late
+            if not decides:
+                raise late
+            self._told = True
+            raise self._ended_by(late)
 
     def _ended_by(self, error: BaseException) -> BaseException:
         if self.traced is not None:
