@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "tools"))
 import ray
 import torch
 from benchmark_harness import markdown_table, put_into_page
-from memory import resident_mib, stored_mib
+from memory import private_mib, stored_mib
 from verl_dispatch import Dispatch, Worker, register
 from verl_protocol import DataProto
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
@@ -52,8 +52,8 @@ class Echo(Worker):
         return data
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def resident(self) -> float:
-        return resident_mib()
+    def private(self) -> float:
+        return private_mib()
 
 
 def batch(megabytes: float) -> DataProto:
@@ -65,11 +65,11 @@ def look(group: Any) -> dict[str, float]:
     gc.collect()
     time.sleep(1.0)
     return {
-        "driver MiB": resident_mib(),
+        "driver MiB": private_mib(),
         "store MiB": stored_mib(),
         "threads": float(threading.active_count()),
         "files": float(len(os.listdir("/proc/self/fd"))),
-        "workers MiB": max(group.resident()),
+        "workers MiB": max(group.private()),
     }
 
 
