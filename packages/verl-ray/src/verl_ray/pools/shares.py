@@ -98,8 +98,9 @@ class ShareLedger:
         """
         share = Share(owner, slots, demand)
         with self._lock:
+            near = self._holders(slots)
             for rank, (slot, capacity) in enumerate(slots.items()):
-                holders = self._holders([slot])
+                holders = [each for each in near if slot in each.slots]
                 if len(holders) >= limit:
                     raise PoolFull(pool, len(holders), limit, [each.owner for each in holders])
                 _check_room(rank, capacity, [each.demand for each in holders], demand)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,22 +80,23 @@ def _assigned_ids(resource: str, _: object) -> list[str]:
 def accelerator_ids_of_bundles(
     groups: Iterable[PlacementGroup], accelerator: Accelerator
 ) -> dict[SlotKey, list[str]]:
-    """The device ids of every bundle, by `(placement group id, bundle index)`.
+    """The device ids of bundles that share their node, by `(placement group id, bundle index)`.
 
-    Empty where they do not matter (one bundle per node, or a resource that Ray keeps no ids for), and where a
+    Empty where they do not matter (no node is shared, or Ray keeps no ids for the resource), and where a
     bundle does not say. Nodes are asked side by side, the bundles of a node in turn, so that one process
     serves them all.
     """
     bundles = [(group, *each) for group in groups for each in enumerate(bundle_node_ids(group))]
-    one_each = len({(group, node) for group, _, node in bundles}) == len(bundles)
-    if accelerator.mask is None or not accelerator.fractional or one_each:
+    on_node = Counter((group, node) for group, _, node in bundles)
+    shared = [each for each in bundles if on_node[each[0], each[2]] > 1]
+    if accelerator.mask is None or not accelerator.fractional or not shared:
         return {}
     # max_calls=0 lets the process live on for the next bundle; Ray's default for GPU tasks ends it.
     probe: Any = ray.remote(max_calls=0)(_assigned_ids)
     options = worker_demand(0, accelerator, _SLIVER)
     answers: dict[SlotKey, Any] = {}
     before: dict[Any, Any] = {}
-    for group, index, node in bundles:
+    for group, index, node in shared:
         place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
         asked = probe.options(**options, scheduling_strategy=place, max_retries=0)
         # Each waits for the one before it, whose answer it gets.
