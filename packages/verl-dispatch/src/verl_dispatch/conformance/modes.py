@@ -11,7 +11,7 @@ import pytest
 import torch
 from verl_protocol import DataProto
 
-from verl_dispatch.conformance.backend import Backend, Call, SharedGroups, as_kind, batch, ranks_of
+from verl_dispatch.conformance.backend import Backend, Call, SharedGroups, as_kind, batch, later, ranks_of
 from verl_dispatch.conformance.workers import BROKEN_MESHES, ModesWorker, ids_of
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.modes import Broadcast, Execute
@@ -294,10 +294,10 @@ class TestRows(SharedGroups):
     @pytest.mark.parametrize("options", [{"uneven": "balanced"}, {"auto_padding": True}])
     def test_futures_of_one_call_must_have_equal_rows(self, group: Any, options: dict[str, Any]) -> None:
         rows = group.rows.options(**options)
-        later = [group.rows.options(blocking=False)(batch(count)) for count in (8, 12)]
-        for more in (batch(12), later[1]):
+        eight, twelve = [later(group.rows)(batch(count)) for count in (8, 12)]
+        for more in (batch(12), twelve):
             with pytest.raises(WorkerGroupError, match=r"must have equal rows, got .*8 rows") as caught:
-                rows(later[0], more)
+                rows(eight, more)
             assert caught.value.failed_ranks == [0, 1, 2, 3]
 
     def test_uneven_parts_are_never_empty(self, group: Any) -> None:

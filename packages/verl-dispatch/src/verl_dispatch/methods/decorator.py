@@ -28,7 +28,7 @@ from verl_dispatch.methods import registry
 from verl_dispatch.modes import Dispatch, Execute
 from verl_dispatch.planning.collectors import BatchCollector
 from verl_dispatch.planning.options import Labels
-from verl_dispatch.planning.parts import Trim, has_unresolved, resolve_parts, resolve_parts_async
+from verl_dispatch.planning.parts import Trim, has_unresolved, resolve_parts, resolve_parts_async, trim_answer
 from verl_dispatch.planning.schemas import Reads, Schema
 
 if TYPE_CHECKING:
@@ -364,7 +364,7 @@ def _chosen(reads: Reads, worker: Any, /, *args: Any, **kwargs: Any) -> tuple[An
 def _finished(method: str, writes: Schema | None, answer: Any, trims: Trim | None) -> Any:
     if writes is not None:
         writes.check_answer(answer, method)
-    return answer if trims is None else trims.apply(answer)
+    return trim_answer(answer, trims)
 
 
 def _say_self(wrapper: Any) -> None:

@@ -67,9 +67,9 @@ class BatchJoining(BatchColumns):
         meta = merge_meta([part.meta_info for part in parts], merge)
         non_tensors = ops.concat_all([columns for _, columns in arrays])
         made = full[0][1]._with(tensors, sum(counts), non_tensors, meta)
-        if [part for part in parts if part._auto_padding]:
+        if any(part._auto_padding for part in parts):
             made._auto_padding = True
-        if [part for part in parts if part._pad_mask is not None]:
+        if any(part._pad_mask is not None for part in parts):
             made._pad_mask = torch.cat([part.pad_mask for part in parts])
         return made
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = [
     "WIRE_VERSION",
     "Packed",
-    "Pickled",
     "ReadOnlyWriteError",
     "UnknownDtypeError",
     "WireVersionError",
@@ -124,29 +123,14 @@ class Packed:
     pickler: type[pickle.Pickler]
     references: bool = False
 
-    def pickled(self) -> Pickled:
-        """The same, pickled already; not for values whose references must count for the pickle around."""
-        given = (self.value, self.pickler)
-        return Pickled(*travelling(_dumps, *given) if self.references else _dumps(*given), self.readers)
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickled here and not before, so that references inside count for the pickle around.
-        return self.pickled().__reduce_ex__(protocol)
-
-
-@dataclass(frozen=True, slots=True)
-class Pickled:
-    """What a `Packed` is pickled as, the version outside; what is read back is the value itself."""
-
-    data: bytes
-    buffers: Sequence[pickle.PickleBuffer]
-    readers: Readers
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
+        given = (self.value, self.pickler)
+        data, buffers = travelling(_dumps, *given) if self.references else _dumps(*given)
         if protocol < 5:
-            return unpack, (VERSION_TAG, "many", self.data, [bytes(each.raw()) for each in self.buffers])
-        outer = pickle.PickleBuffer(self.data) if len(self.data) > _LARGE_BYTES else self.data
-        return unpack, (VERSION_TAG, self.readers, outer, self.buffers)
+            return unpack, (VERSION_TAG, "many", data, [bytes(each.raw()) for each in buffers])
+        outer = pickle.PickleBuffer(data) if len(data) > _LARGE_BYTES else data
+        return unpack, (VERSION_TAG, self.readers, outer, buffers)
 
 
 def pack(

@@ -113,7 +113,8 @@ def _filled(value: Any, refs: tuple[Any, ...]) -> Any:
     elif isinstance(value, PaddedPart):
         return replace(value, value=_filled(value.value, refs))
     elif isinstance(value, BatchWithSlots):
-        value.batch.meta_info = _SlotsFilled(refs)(value.meta_info)
+        fill = Replacer(to=lambda inner: _filled(inner, refs) if isinstance(inner, Slot) else inner)
+        value.batch.meta_info = fill(value.meta_info)
         return value.batch
     return value
 
@@ -125,17 +126,6 @@ def _taken(slot: Slot, value: Any) -> Any:
 
         return private_copy(value, slot.own)
     return value if slot.opens_for is None else opened_batch(value, slot.opens_for)
-
-
-class _SlotsFilled(Replacer):
-    """Puts what the references gave in the place of slots anywhere inside a value."""
-
-    def __init__(self, refs: tuple[Any, ...]) -> None:
-        super().__init__()
-        self._refs = refs
-
-    def change(self, value: Any) -> Any:
-        return _filled(value, self._refs) if isinstance(value, Slot) else value
 
 
 def prepare_answer(value: Any, answer: Answer, method: str = "") -> Any:
