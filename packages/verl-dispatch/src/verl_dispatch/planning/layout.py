@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, chain
 from typing import Any
 
@@ -17,7 +17,7 @@ from verl_dispatch.errors import AnswerError, RowCountError, UnevenRowsError
 from verl_dispatch.planning.batches import PaddedRows, answered_rows, padded_parts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowLayout:
     """How the rows of a call lie over its parts.
 
@@ -35,20 +35,26 @@ class RowLayout:
     pad: tuple[int, ...]
     order: tuple[int, ...] | None = None
 
-    @property
+    @cached_property
     def rows(self) -> tuple[int, ...]:
         """Rows of each part, padding included."""
         return tuple(map(len, self.parts))
 
-    @property
+    @cached_property
     def changes_answers(self) -> bool:
         """Whether the answers have padding to take off or an order to restore."""
         return self.order is not None or any(self.pad)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What is worked out of these does not travel.
+        return RowLayout, (self.num_rows, self.parts, self.pad, self.order)
+
     def cut(self, batch: Any) -> list[Any]:
         """A batch of `num_rows` rows, cut into the parts; padding repeats the last row."""
         if not self.changes_answers:
-            return [like(batch, part) for part in as_proto(batch)._pieces(self.rows)]
+            proto = as_proto(batch)
+            pieces: list[Any] = proto._pieces(self.rows)
+            return pieces if proto is batch else [like(batch, piece) for piece in pieces]
         return padded_parts(batch, list(map(self._real, range(len(self.parts)))))
 
     def _real(self, index: int) -> PaddedRows:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, cast
 
 import numpy as np
@@ -74,8 +76,11 @@ class Schema:
         named = [f"{key}{'?' * spec.may_be_missing} {spec}" for key, spec in self.columns.items()]
         return ", ".join(map(str.rstrip, named)) or "no columns"
 
-    def chosen(self, batch: Any, label: str) -> Any:
+    def chosen(self, batch: Any, label: Callable[[], str]) -> Any:
         """The batch with these columns only, and all of its meta_info.
+
+        Args:
+            label: names the batch, should something be wrong with it.
 
         Raises:
             SchemaError: one is missing or not as declared.
@@ -83,10 +88,13 @@ class Schema:
         proto = as_proto(batch)
         held, arrays = proto._held(), proto.non_tensor_batch
         self._check({**held, **arrays}, label, "reads")
-        tensors, others = ([key for key in self.columns if key in kind] for kind in (held, arrays))
+        tensors = {key: held[key] for key in self.columns if key in held}
+        others = {key: arrays[key] for key in self.columns if key in arrays}
         if len(held) + len(arrays) == len(tensors) + len(others):
             return batch
-        return like(batch, proto.select(tensors, others))
+        # As `select` does it, which would look every key up again.
+        rest = proto._with(tensors, proto._checked_rows(), others)
+        return rest if proto is batch else like(batch, rest)
 
     def check_answer(self, answer: Any, method: str) -> None:
         """Check that the answer of a method has these columns and no others.
@@ -99,26 +107,26 @@ class Schema:
             raise SchemaError(f"{label} is {kind_of(answer)}, but writes of @register names columns: {self}")
         proto = as_proto(answer)
         columns = {**proto._held(), **proto.non_tensor_batch}
-        self._check(columns, label, "writes")
+        self._check(columns, lambda: label, "writes")
         if more := sorted(columns.keys() - self.columns.keys()):
             raise SchemaError(
                 f"{label} has columns that writes of @register does not name: {more}; leave them out, or "
                 "name them there"
             )
 
-    def _check(self, columns: Mapping[str, Any], label: str, option: str) -> None:
+    def _check(self, columns: Mapping[str, Any], label: Callable[[], str], option: str) -> None:
         absent = [key for key in self.columns if key not in columns]
         if missing := [key for key in absent if not self.columns[key].may_be_missing]:
             raise SchemaError(
-                f"{label} has no column {', '.join(map(repr, missing))}, which {option} of @register names; "
-                f"there are {sorted(columns)}; add what is missing, or change {option}"
+                f"{label()} has no column {', '.join(map(repr, missing))}, which {option} of @register "
+                f"names; there are {sorted(columns)}; add what is missing, or change {option}"
             )
         from verl_protocol.columns.checks import misfit
 
         for key, spec in self.columns.items():
             if key not in absent and (wrong := misfit(columns[key], spec.dtype, spec.row_shape)):
                 raise SchemaError(
-                    f"column {key!r} of {label} {wrong} as {option} of @register declares; convert it, or "
+                    f"column {key!r} of {label()} {wrong} as {option} of @register declares; convert it, or "
                     f"change {option}"
                 )
 
@@ -208,16 +216,23 @@ class Reads:
             SchemaError: a column is missing, or not as declared.
         """
         known = {} if known is None else known
-        names = [*self.labels.parameters[: len(args)], *[_EVERY] * (len(args) - len(self.labels.parameters))]
-        places = zip(args, names, map(self.labels.positional, range(len(args))), strict=True)
-        positional = [self._chosen(*place, known, fetches) for place in places]
+        names = chain(self.labels.parameters, repeat(_EVERY))
+        positional = [
+            self._chosen(value, name, partial(self.labels.positional, index), known, fetches)
+            for index, (value, name) in enumerate(zip(args, names, strict=False))
+        ]
         return tuple(positional), {
-            name: self._chosen(value, name, self.labels.keyword(name), known, fetches)
+            name: self._chosen(value, name, partial(self.labels.keyword, name), known, fetches)
             for name, value in kwargs.items()
         }
 
     def _chosen(
-        self, value: Any, name: str, label: str, known: dict[tuple[int, int], Any], fetches: bool
+        self,
+        value: Any,
+        name: str,
+        label: Callable[[], str],
+        known: dict[tuple[int, int], Any],
+        fetches: bool,
     ) -> Any:
         schema = self.schemas.get(name, self.schemas.get(_EVERY))
         if schema is None or not is_batch(value):

@@ -43,7 +43,7 @@ def layout_among(lists: Sequence[Any]) -> RowLayout | None:
     """How the rows of the call lie over its parts; None where no batch of known rows was split."""
     layouts = [each.layout for each in lists if isinstance(each, SplitList)]
     # A batch without rows in a padded call has a layout of its own, in which nothing is to be undone.
-    return next((each for each in layouts if each.changes_answers), layouts[0] if layouts else None)
+    return next(iter([each for each in layouts if each.changes_answers] or layouts), None)
 
 
 def split_entries(
@@ -80,21 +80,30 @@ def split_batches(
         CallOptionError: rows that cannot be balanced as asked.
     """
     arguments = _Arguments(args, kwargs, labels)
-    found = [index for index, value in enumerate(arguments.values) if is_splittable(value)]
-    padded = _is_padded([arguments.values[index] for index in found], options)
-    common = _common_layout(arguments, found, num_parts, padded, options)
+    rows = {
+        index: None if isinstance(value, DataProtoFuture) else num_rows_of(value)
+        for index, value in enumerate(arguments.values)
+        if is_splittable(value)
+    }
+    padded = _is_padded(arguments, rows, num_parts, options)
+    common = _common_layout(arguments, rows, num_parts, padded, options)
     takes = (_BATCHES, _ENTRIES) if takes_entries else (_BATCHES,)
     lists = []
     for index, value in enumerate(arguments.values):
-        if index not in found:
+        if index not in rows:
             lists.append(_cut_value(arguments, index, num_parts, *takes))
-        elif isinstance(value, DataProtoFuture):
+        elif (num_rows := rows[index]) is None:
             # One part per worker; the driver neither waits for the future nor fetches any of it.
             kind, num_rows = PaddedChunk if padded else WorkerChunk, common.num_rows if common else None
             facts = options.uneven is not None, arguments.label(index), labels.method, num_rows
             lists.append([value._cut(kind(num_parts, piece, *facts)) for piece in range(num_parts)])
         else:
-            lists.append(_cut_batch(arguments, index, num_parts, common))
+            layout = common
+            if layout is None or answered_rows(value) is None:
+                if num_rows % num_parts:
+                    raise uneven_rows(arguments.label(index), num_rows, num_parts)
+                layout = padded_layout(num_rows, num_parts)
+            lists.append(SplitList(layout.cut(value), layout))
     return arguments.cut_into(lists)
 
 
@@ -117,33 +126,41 @@ class _Arguments:
         return tuple(lists[: self._num_args]), dict(zip(self._names, lists[self._num_args :], strict=True))
 
 
-def _is_padded(found: Sequence[Any], options: CallOptions) -> bool:
+Rows: TypeAlias = dict[int, int | None]
+"""The rows of those arguments that are batches; None where only a worker will know them."""
+
+
+def _is_padded(arguments: _Arguments, rows: Rows, num_parts: int, options: CallOptions) -> bool:
     """Whether the batches of a call are padded: as the options say, else if one of them asks for it."""
     if options.auto_padding is not None or options.uneven is not None:
         return bool(options.auto_padding)
-    return any(map(wants_padding, found))
+    match [*set(rows.values())]:
+        case [int(num_rows)] if num_rows % num_parts == 0:
+            return False  # whatever they ask for, there is nothing to pad
+    return any(wants_padding(arguments.values[index]) for index in rows)
 
 
 def _common_layout(
-    arguments: _Arguments, found: Sequence[int], num_parts: int, padded: bool, options: CallOptions
+    arguments: _Arguments, rows: Rows, num_parts: int, padded: bool, options: CallOptions
 ) -> RowLayout | None:
     """The layout for all batches; None where each has its own, or where only a worker will know the rows."""
     if not (padded or options.uneven or options.balance):
         return None
-    known = []
-    for index in found:
-        value = arguments.values[index]
-        if isinstance(value, DataProtoFuture):
-            if options.balance:
-                problem = f"{arguments.label(index)} is a future whose rows are not here yet; pass its .get()"
-                raise CallOptionError(f"balance={options.balance!r}", problem)
-        elif answered_rows(value) is not None:
-            known.append(index)
+    known: dict[str, int] = {}
+    for index, num_rows in rows.items():
+        if num_rows is not None:
+            if answered_rows(arguments.values[index]) is not None:
+                known[arguments.label(index)] = num_rows
+        elif options.balance:
+            problem = f"{arguments.label(index)} is a future whose rows are not here yet; pass its .get()"
+            raise CallOptionError(f"balance={options.balance!r}", problem)
     if not known:
         return None
-    label, num_rows = arguments.label(known[0]), _equal_rows(arguments, known)
+    if len(set(known.values())) > 1:
+        raise unequal_rows(arguments.labels.method, known)
+    label, num_rows = next(iter(known.items()))
     if options.balance:
-        weights = _weights([arguments.values[index] for index in known], options.balance)
+        weights = _weights([arguments.values[index] for index in rows], options.balance)
         try:
             return balanced_layout(
                 label, weights, num_rows, num_parts, equal_size=options.equal_size, padded=padded
@@ -151,13 +168,6 @@ def _common_layout(
         except InvalidValueError as error:
             raise CallOptionError(f"balance={options.balance!r}", str(error)) from None
     return padded_layout(num_rows, num_parts) if padded else uneven_layout(label, num_rows, num_parts)
-
-
-def _equal_rows(arguments: _Arguments, known: Sequence[int]) -> int:
-    rows = {arguments.label(index): num_rows_of(arguments.values[index]) for index in known}
-    if len(set(rows.values())) > 1:
-        raise unequal_rows(arguments.labels.method, rows)
-    return next(iter(rows.values()))
 
 
 def _weights(known: Sequence[Any], key: str) -> Any:
@@ -169,16 +179,6 @@ def _weights(known: Sequence[Any], key: str) -> Any:
         if weights is not None:
             return weights
     raise CallOptionError(f"balance={key!r}", "none of the call's batches has this column")
-
-
-def _cut_batch(arguments: _Arguments, index: int, num_parts: int, common: RowLayout | None) -> SplitList:
-    batch, layout = arguments.values[index], common
-    if layout is None or answered_rows(batch) is None:
-        num_rows = num_rows_of(batch)
-        if num_rows % num_parts:
-            raise uneven_rows(arguments.label(index), num_rows, num_parts)
-        layout = padded_layout(num_rows, num_parts)
-    return SplitList(layout.cut(batch), layout)
 
 
 def _cut_value(arguments: _Arguments, index: int, num_parts: int, *takes: str) -> list[Any]:
