@@ -14,7 +14,6 @@ from verl_protocol import DataProtoFuture
 from verl_protocol.arguments import seconds
 from verl_protocol.batch.apart import stored
 from verl_protocol.columns.reading import InProcessStore
-from verl_protocol.columns.remote import Origin
 from verl_protocol.futures.any_batch import is_proto
 from verl_protocol.futures.parts import Deadline, Steps, until_done
 
@@ -90,7 +89,7 @@ class LocalCall(Call):
     def take(self, key: Any, value: Any, error: BaseException | None) -> None:
         """Takes what came from a rank, also for the future of its answer."""
         if self.plan.remote and error is None and is_proto(value):
-            origin = Origin(self.group, self.plan.method, key, self.generation)
+            origin = (self.group, self.plan.method, key, self.generation)
             value = stored(value, ANSWERS, origin)
         super().take(key, value, error)
         if self._unfilled:
@@ -164,7 +163,7 @@ class LocalCall(Call):
 
     def _told_earlier(self, errors: Mapping[int, BaseException]) -> WorkerGroupError | None:
         """The failure of a call whose future these ranks were given, if none of them failed otherwise."""
-        given = {call.rank: list(arguments_of(call)) for call in self.plan.calls}
+        given = {call.rank: arguments_of(call) for call in self.plan.calls}
         found = [_failure_among(given[rank], error) for rank, error in errors.items()]
         if (first := found[0]) is None or None in found:
             return None

@@ -216,10 +216,10 @@ def _same(one: object, other: object) -> bool:
 _BULKY_LENGTH = 1024
 
 
-def arguments_of(call: RankCall) -> Iterator[Any]:
+def arguments_of(call: RankCall) -> list[Any]:
     """Its arguments; replicas of one padded part have notes of their own, but the same batch."""
-    for value in (*call.args, *call.kwargs.values()):
-        yield value.value if isinstance(value, PaddedPart) else value
+    given = (*call.args, *call.kwargs.values())
+    return [value.value if isinstance(value, PaddedPart) else value for value in given]
 
 
 def unpicklable(

@@ -24,8 +24,8 @@ from verl_protocol.columns.travel import may_travel
 from verl_protocol.columns.walk import deep_copy
 from verl_protocol.errors import InvalidTypeError, RowCountError, different_row_counts
 from verl_protocol.kinds import is_tensordict
-from verl_protocol.wire import reduce
-from verl_protocol.wire.buffers import VERSION_TAG, Part, Reduction
+from verl_protocol.wire import buffers, reduce
+from verl_protocol.wire.buffers import Part, Reduction
 from verl_protocol.wire.encoder import Composite
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class BatchState(Composite):
             *(columns, part(self.meta_info), part(self._private())),
         )
         # The batch is there before what it holds is, which may be the batch itself.
-        return new_batch, (VERSION_TAG, type(self)), state, None, None, fill_batch
+        return new_batch, (buffers.WIRE_VERSION, type(self)), state, None, None, fill_batch
 
     def __copy__(self) -> Self:
         return self._with_tensors(self._held())
@@ -351,6 +351,7 @@ RowOperation = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 def new_batch(version: int, kind: type[BatchState]) -> BatchState:
     """A batch that `fill_batch` is still to fill."""
+    buffers.checked_version(version)
     return object.__new__(kind)
 
 

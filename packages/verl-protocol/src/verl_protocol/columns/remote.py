@@ -89,13 +89,8 @@ def zero_rows(form: ColumnForm, num_rows: int) -> Any:
     return made
 
 
-class Origin(NamedTuple):
-    """Who made a piece, for the error that tells of its loss."""
-
-    group: str
-    method: str
-    rank: int
-    generation: int
+Origin: TypeAlias = "tuple[str, str, int, int]"
+"""Who made a piece, for the error that tells of its loss: group, method, rank and generation."""
 
 
 class Piece(NamedTuple):

@@ -12,12 +12,14 @@ import pickle
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from verl_protocol.columns.travel import travelling
 from verl_protocol.columns.walk import nbytes_of
 from verl_protocol.errors import ReadOnlyWriteError, UnknownDtypeError, WireVersionError
-from verl_protocol.wire.buffers import VERSION_TAG, WIRE_VERSION, Readers, SelfReduced, ready_buffers
+from verl_protocol.wire import buffers as wire_buffers
+from verl_protocol.wire.buffers import WIRE_VERSION, Readers, checked_head, checked_version, ready_buffers
 from verl_protocol.wire.guard import check_unwritten, watch
 from verl_protocol.wire.pickler import asking_pickler
 
@@ -61,13 +63,8 @@ def dumps(
     >>> loads(data, buffers)["weight"].sum()
     tensor(1000.)
     """
-    return _dumps(_Envelope(value), pickler, in_band_bytes)
-
-
-def _dumps(
-    value: object, pickler: type[pickle.Pickler], in_band_bytes: int = 0
-) -> tuple[bytes, list[pickle.PickleBuffer]]:
     stream = io.BytesIO()
+    stream.write(checked_head(wire_buffers.WIRE_VERSION))
     buffers: list[pickle.PickleBuffer] = []
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
@@ -125,12 +122,13 @@ class Packed:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickled here and not before, so that references inside count for the pickle around.
-        given = (self.value, self.pickler)
-        data, buffers = travelling(_dumps, *given) if self.references else _dumps(*given)
+        dump = partial(travelling, dumps) if self.references else dumps
+        data, buffers = dump(self.value, pickler=self.pickler)
+        version = wire_buffers.WIRE_VERSION
         if protocol < 5:
-            return unpack, (VERSION_TAG, "many", data, [bytes(each.raw()) for each in buffers])
+            return unpack, (version, "many", data, [bytes(each.raw()) for each in buffers])
         outer = pickle.PickleBuffer(data) if len(data) > _LARGE_BYTES else data
-        return unpack, (VERSION_TAG, self.readers, outer, buffers)
+        return unpack, (version, self.readers, outer, buffers)
 
 
 def pack(
@@ -157,18 +155,5 @@ def pack(
 
 def unpack(version: int, readers: Readers, data: Any, buffers: Sequence[Any]) -> Any:
     """The value of a `Packed`; only pickles call this."""
+    checked_version(version)
     return loads(data, buffers, readers=readers)
-
-
-class _Envelope(SelfReduced):
-    """Puts the version before the value; what is read back is the value itself."""
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __reduce__(self) -> Any:
-        return _open, (VERSION_TAG, self._value)
-
-
-def _open(version: int, value: Any) -> Any:
-    return value

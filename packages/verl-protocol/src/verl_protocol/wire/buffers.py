@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable
+from functools import cache
 from importlib.metadata import version
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,7 +108,7 @@ def writable_view(array: Bytes, address: int | None = None) -> Bytes:
 # --- The version that every payload begins with ---------------------------------------------------------
 
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 """The format that this release writes, and the only one that it reads."""
 
 
@@ -125,17 +126,11 @@ def checked_version(found: object) -> object:
     return found
 
 
+@cache
+def checked_head(version: int) -> bytes:
+    """How every payload begins: opcodes that call `checked_version` before anything else is read."""
+    return b"\x80\x05cverl_protocol.wire.buffers\nchecked_version\nI%d\n\x85R0" % version
+
+
 class SelfReduced:
     """What has a `__reduce__` of its own and is no tensor, array or batch: our picklers ask no further."""
-
-
-class _VersionTag(SelfReduced):
-    def __reduce__(self) -> Any:
-        return checked_version, (WIRE_VERSION,)
-
-
-VERSION_TAG: Final = _VersionTag()
-"""The first thing in a payload, so that it is checked before the rest is read.
-
-It is one object, so that further ones in the same pickle cost nothing.
-"""

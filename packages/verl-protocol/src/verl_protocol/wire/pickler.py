@@ -42,21 +42,22 @@ def asking_pickler(base: type[pickle.Pickler]) -> type[pickle.Pickler]:
                 reduction = _without_torch(obj) if encoder is None else encoder.reduce(obj)
                 if reduction is not None:
                     return reduction
-            elif (obj.__module__ or "").startswith(_OURS) and _is_found_by_name(obj):
+            elif (obj.__module__ or "").startswith(_OURS):
                 # By name, as every pickler does it: cloudpickle takes long to come to that, and half of
                 # what a message asks about are functions that read it.
-                if type(obj) is MethodType:
+                if type(obj) is not MethodType:
+                    if _is_found_by_name(obj):
+                        return NotImplemented
+                elif getattr(obj.__self__, obj.__name__, None) == obj:
                     return getattr, (obj.__self__, obj.__name__)
-                return NotImplemented
             return NotImplemented if fallback is None else fallback(self, obj)
 
     return AskingPickler
 
 
+@cache
 def _is_found_by_name(obj: Any) -> bool:
     """Not so what was made in a function, a wrapper of something of ours, or what a subclass overrides."""
-    if type(obj) is MethodType:
-        return bool(getattr(obj.__self__, obj.__name__, None) == obj)
     found: Any = sys.modules.get(obj.__module__)
     for name in obj.__qualname__.split("."):
         found = getattr(found, name, None)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from verl_protocol.columns.dense import as_plain
 from verl_protocol.columns.jagged import build_jagged, jagged_parts
 from verl_protocol.columns.objects import ArrayForm, array_form, build_tensordict, payload_of, stack_rows
-from verl_protocol.columns.remote import ColumnForm, Origin, Piece, RemoteColumn
+from verl_protocol.columns.remote import ColumnForm, Piece, RemoteColumn
 from verl_protocol.errors import UnknownDtypeError
 from verl_protocol.kinds import is_jagged, is_tensordict, is_unbatched
 from verl_protocol.wire.buffers import Bytes, Part, Reduction, incoming, outgoing, writable_view
@@ -245,7 +245,7 @@ def described(column: RemoteColumn) -> tuple[Any, ...]:
     """
     used = column.trimmed()
     kind, dtype, row_shape, device = used.form
-    pieces = [(*piece[:-1], piece.origin and tuple(piece.origin)) for piece in used.pieces]
+    pieces = [tuple(piece) for piece in used.pieces]
     rows = used.rows
     row_map = (rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
     named = dtype if kind == "array" else dtype_name(dtype)
@@ -263,7 +263,7 @@ def restored(
     """The column that was `described` like this."""
     named = dtype if kind == "array" else dtype_named(dtype)
     form = ColumnForm(kind, named, row_shape, None if device is None else torch.device(device))
-    made = [Piece._make((*fields, origin and Origin._make(origin))) for *fields, origin in pieces]
+    made = [tuple.__new__(Piece, piece) for piece in pieces]
     return RemoteColumn(form, made, range(*row_map) if isinstance(row_map, tuple) else row_map)
 
 

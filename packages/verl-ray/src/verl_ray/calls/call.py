@@ -19,7 +19,7 @@ from verl_protocol import DataProtoFuture
 from verl_ray.calls.failures import explained, failure_of, has_failed, is_gone, late
 from verl_ray.calls.futures import AnswerPart, BatchFuture, answer_parts
 from verl_ray.calls.makers import AN_EARLIER_CALL, Maker, Makers, maker_of_actor
-from verl_ray.wire.refs import connection, hear, transport_of
+from verl_ray.wire.refs import connection, hear, soon_here, transport_of
 from verl_ray.wire.sealed import opened_compact
 from verl_ray.wire.store import with_objects
 
@@ -80,6 +80,14 @@ class RayCall(Call):
                 hear(ref, partial(self._heard, rank))
             for part in self._unread:
                 hear(part.ref, partial(self.take, part))
+
+    def wait(self, timeout_s: float | None = None) -> list[Any]:
+        """As `Call.wait`; answers that come in a moment are not heard of one by one."""
+        if not (self._asked or self._unread or self._wakes_at_each or self.traced):
+            values = soon_here(self.refs.values(), self.deadline.left if timeout_s is None else timeout_s)
+            for rank, value in zip(self.refs, values or (), strict=False):
+                self.answered(rank, value)
+        return super().wait(timeout_s)
 
     def _heard(self, rank: int, value: Any, error: BaseException | None) -> None:
         if error is None:

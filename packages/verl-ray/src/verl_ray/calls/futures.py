@@ -24,7 +24,7 @@ from verl_protocol.futures.parts import Chunk, Deadline, Steps, overlaps, span_o
 
 from verl_ray.calls.failures import explained, has_failed, late
 from verl_ray.calls.makers import UNKNOWN, Maker
-from verl_ray.wire.refs import get_answers, hear, is_late, transport_of
+from verl_ray.wire.refs import get_answers, hear, is_late, soon_here, transport_of
 from verl_ray.wire.sealed import Payload, SealedFuture, is_one_whole_part, opened
 from verl_ray.wire.store import with_objects
 
@@ -197,6 +197,10 @@ class PartsArriving(Arrivals):
 
     def wait(self, deadline: Deadline) -> dict[Any, Any]:
         """What came, by part; see `fetch_answers`. It may be waited for again."""
+        if not self._asked:
+            refs = [part.ref for part in self._parts]
+            for part, value in zip(self._parts, soon_here(refs, deadline.left) or (), strict=False):
+                self.take(part, value, None)
         return self._sleeping(self._values(deadline))
 
     async def wait_async(self, deadline: Deadline) -> dict[Any, Any]:

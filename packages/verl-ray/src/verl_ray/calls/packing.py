@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ from verl_ray.wire.message import (
     packed,
 )
 from verl_ray.wire.refs import transport_of
-from verl_ray.wire.sealed import SealedFuture, compact
+from verl_ray.wire.sealed import Payload, SealedFuture, compact
 
 if TYPE_CHECKING:
     from verl_protocol import DataProto
@@ -51,6 +51,7 @@ STORE_FROM_BYTES = 100_000
 _SMALL_ITEMS = 64
 _LEVELS = 16
 _NUMBERS = frozenset([type(None), bool, int, float, complex])
+_PLAIN = _NUMBERS | {str, bytes, Slot}
 
 
 class Arguments:
@@ -96,14 +97,15 @@ class Arguments:
 
         These are whole arguments, and large values in the `meta_info` of those that are not stored whole.
         """
-        found = {key: value for key, value in self._whole.items() if self._is_shared(key, value)}
+        found = self._shared(self._whole)
         for batch, bulky in self.bulky.items():
             if batch not in found:
-                found |= {key: value for key, value in bulky.items() if self._is_shared(key, value)}
+                found |= self._shared(bulky)
         return {key: ray.put(packed(value, readers)) for key, value in found.items()}
 
-    def _is_shared(self, key: int, value: Any) -> bool:
-        return self._num_readers[key] > 1 and is_worth_storing(value)
+    def _shared(self, values: Mapping[int, Any]) -> dict[int, Any]:
+        readers = self._num_readers
+        return {key: each for key, each in values.items() if readers[key] > 1 and is_worth_storing(each)}
 
 
 def is_worth_storing(value: Any) -> bool:
@@ -168,9 +170,10 @@ class Packer:
         args = tuple([self._place(value, beside) for value in call.args])
         kwargs = {name: self._place(value, beside) for name, value in call.kwargs.items()}
         message: Message = (args, kwargs, None if answer is ONE_READER else tuple(answer))
-        if _all_plain(args) and _all_plain(kwargs.values()):
+        if _PLAIN.issuperset(map(type, (*args, *kwargs.values()))):
             return (message, *beside.refs)
-        return (compact(message, self._readers), *beside.refs)
+        made = compact(message, self._readers)
+        return (made.fields() if isinstance(made, Payload) else made, *beside.refs)
 
     def _place(self, value: Any, beside: _References) -> Any:
         """The value, or what stands in the message for what goes beside it."""
@@ -266,10 +269,6 @@ class _WithoutStored(Replacer):
     def __call__(self, value: Any) -> Any:
         ref = self._stored.get(id(value))
         return super().__call__(value) if ref is None else self._beside.slot(ref)
-
-
-def _all_plain(values: Iterable[Any]) -> bool:
-    return all(is_scalar(value) or isinstance(value, Slot) for value in values)
 
 
 def parallel_put(data_list: Sequence[Any], max_workers: int | None = None) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeAlias
 
 import ray
 from verl_dispatch.errors import NotPicklableError
@@ -18,10 +18,18 @@ from verl_protocol import DataProtoFuture
 from verl_protocol.columns.travel import MOST_OBJECTS
 from verl_protocol.columns.walk import Replacer
 from verl_protocol.futures.any_batch import is_proto
-from verl_protocol.wire import check_unwritten, dumps, pack
+from verl_protocol.wire import check_unwritten, dumps, loads, pack
 
 from verl_ray.wire.refs import CloudPickler
-from verl_ray.wire.sealed import Payload, SealedFuture, compact, opened, opened_batch, opened_compact, sealed
+from verl_ray.wire.sealed import (
+    Fields,
+    Payload,
+    SealedFuture,
+    compact,
+    opened,
+    opened_batch,
+    sealed,
+)
 
 if TYPE_CHECKING:
     from verl_protocol import DataProto
@@ -81,10 +89,11 @@ class Answer(NamedTuple):
 
 
 ONE_READER = Answer()
-Message = tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...] | None] | Payload | bytes | None
-"""Positional arguments, keyword arguments, and the fields of an `Answer` if not to one reader; or these as
-`compact` gives them. None: no arguments.
-"""
+Plain: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...] | None]
+"""Positional arguments, keyword arguments, and the fields of an `Answer` if not to one reader."""
+
+Message: TypeAlias = Plain | Fields | bytes | None
+"""These, or their pickle: bytes, or the fields of a `Payload`. None: no arguments."""
 
 
 def open_message(
@@ -93,7 +102,12 @@ def open_message(
     """The arguments with every slot filled."""
     if message is None:
         return (), {}, ONE_READER
-    args, kwargs, asked = opened_compact(message)
+    if isinstance(message, bytes):
+        args, kwargs, asked = loads(message)
+    elif len(message) == 3:
+        args, kwargs, asked = message
+    else:
+        args, kwargs, asked = Payload(*message).open("one")
     answer = ONE_READER if asked is None else Answer(*asked)
     if not refs:
         return args, kwargs, answer
@@ -188,7 +202,7 @@ def _set_apart(value: Any) -> tuple[Any, ...]:
 
         rest, objects = set_apart(value)
     unused = [None] * (MOST_OBJECTS - len(objects))
-    return (rest, *(sealed(columns) for columns in objects), *unused)
+    return (rest, *[sealed(columns).fields() for columns in objects], *unused)
 
 
 def count_rows(worker: Any, value: Any) -> int:

@@ -10,13 +10,13 @@ import pickle
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Final
 
 import ray
 from ray import cloudpickle
 from ray._private.worker import global_worker
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from verl_protocol.columns.travel import travelling
 from verl_protocol.wire import dumps, loads
 from verl_protocol.wire.buffers import Readers
@@ -26,6 +26,7 @@ cloud_dumps: Callable[..., bytes] = cloudpickle.dumps  # pyright: ignore[reportP
 """Ray's pickler, which Ray leaves untyped."""
 
 
+_SOON_S: Final = 0.1
 _beside: ContextVar[list[Any]] = ContextVar("verl_ray_references_beside")
 
 
@@ -94,6 +95,21 @@ def is_late(error: BaseException) -> bool:
     return isinstance(error, GetTimeoutError) and not isinstance(error, RayTaskError)
 
 
+def soon_here(refs: Iterable[Any], left_s: float | None) -> list[Any] | None:
+    """The values, where all of them come in a moment; None where not, or where one is a failure.
+
+    Most calls are short, and to `hear` of their values costs more than to get them. A signal handler runs
+    only after that moment.
+    """
+    if not is_connected():
+        return None
+    try:
+        values: list[Any] = ray.get(list(refs), timeout=_SOON_S if left_s is None else min(_SOON_S, left_s))
+    except RayError:
+        return None
+    return values
+
+
 def hear(ref: Any, take: Callable[[Any, BaseException | None], object]) -> None:
     """Have `take(value, error)` called once the answer is there, on a thread of Ray's own: none waits for it.
 
@@ -128,10 +144,15 @@ def is_fork() -> bool:
     return bool(_forked_from)
 
 
+def is_connected() -> bool:
+    """Whether Ray can be asked; a fork cannot ask."""
+    return bool(global_worker.connected) and not _forked_from
+
+
 def connection() -> str | None:
-    """What tells one connection to Ray from another, None without one, or where a fork has none."""
+    """What tells one connection to Ray from another, None where there is none."""
     ray_worker: Any = global_worker
-    return str(ray_worker.gcs_client.address) if ray_worker.connected and not _forked_from else None
+    return str(ray_worker.gcs_client.address) if is_connected() else None
 
 
 def no_connection() -> str:

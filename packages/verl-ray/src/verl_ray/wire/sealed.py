@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from verl_protocol import DataProtoFuture
@@ -23,6 +23,7 @@ from verl_protocol.wire.buffers import Readers
 from verl_ray.wire.refs import dumps_ahead, loads_beside
 
 T = TypeVar("T")
+Fields: TypeAlias = tuple[Any, list[Any], list[Any], Readers | None]
 _LARGE_BYTES = 65536
 """A pickle of more bytes is a buffer of its own: Ray does not copy those."""
 
@@ -61,10 +62,13 @@ class Payload:
         """Itself: as part of a future it is there already."""
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def fields(self) -> Fields:
+        """What it is made of, in a tuple: Ray pickles that in half the time, where both sides know of it."""
         data = pickle.PickleBuffer(self._data) if len(self._data) > _LARGE_BYTES else self._data
-        buffers = [pickle.PickleBuffer(buffer) for buffer in self._buffers]
-        return Payload, (data, buffers, self._refs, self._readers)
+        return data, [pickle.PickleBuffer(buffer) for buffer in self._buffers], self._refs, self._readers
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Payload, self.fields()
 
 
 def sealed(value: object) -> Payload:

@@ -14,8 +14,8 @@ from verl_protocol.errors import ColumnsLost
 from verl_protocol.futures.any_batch import is_proto
 from verl_protocol.wire.buffers import SelfReduced
 
-from verl_ray.wire.refs import connection, is_late, no_connection
-from verl_ray.wire.sealed import opened, opened_compact, sealed
+from verl_ray.wire.refs import is_connected, is_late, no_connection
+from verl_ray.wire.sealed import Payload, opened_compact, sealed
 
 if TYPE_CHECKING:
     from verl_protocol.columns.remote import Piece
@@ -30,7 +30,7 @@ class _RayStore(SelfReduced):
 
     def put(self, columns: Mapping[str, Any]) -> Any:
         """A reference to a snapshot of the columns."""
-        return ray.put(sealed(dict(columns)))
+        return ray.put(sealed(dict(columns)).fields())
 
     def fetch(self, pieces: Sequence[Piece], columns: str) -> list[Mapping[str, Any]]:
         """What the references stand for, all fetched at once.
@@ -38,18 +38,18 @@ class _RayStore(SelfReduced):
         Raises:
             ColumnsLost: an object went with its node, or the worker failed before it was made.
         """
-        if connection() is None:
-            raise ColumnsLost(columns, no_connection(), *_maker(pieces[0]))
+        if not is_connected():
+            raise ColumnsLost(columns, no_connection(), *(pieces[0].origin or ()))
         refs, limit_s = [piece.ref for piece in pieces], _LOOK_AFTER_S
         while True:
             try:
-                return [opened(each, "one") for each in ray.get(refs, timeout=limit_s)]
+                return [Payload(*each).open("one") for each in ray.get(refs, timeout=limit_s)]
             except RayError as error:
                 if not is_late(error):
                     raise _lost(pieces, columns, error) from error
                 if gone := _out_of_reach(pieces):
                     reason = "no node that has them can be reached"
-                    raise ColumnsLost(columns, reason, *_maker(gone)) from None
+                    raise ColumnsLost(columns, reason, *(gone.origin or ())) from None
                 # What is only slow begins anew each time, so it gets longer each time.
                 limit_s *= 2
 
@@ -95,11 +95,7 @@ def _lost(pieces: Sequence[Piece], columns: str, error: RayError) -> ColumnsLost
     # What the worker ran into, such as a full disk; the error around it begins with who the worker was.
     cause = error.cause if isinstance(error, RayTaskError) else error
     said = str(cause).partition("\n")[0].partition(". ")[0]
-    return ColumnsLost(columns, f"{type(cause).__name__}: {said}", *_maker(piece))
-
-
-def _maker(piece: Piece) -> tuple[Any, ...]:
-    return () if piece.origin is None else tuple(piece.origin)
+    return ColumnsLost(columns, f"{type(cause).__name__}: {said}", *(piece.origin or ()))
 
 
 def with_objects(value: Any, objects: Sequence[Any], maker: Sequence[Any]) -> Any:
@@ -113,6 +109,6 @@ def with_objects(value: Any, objects: Sequence[Any], maker: Sequence[Any]) -> An
         return answer
     # Imported here: only who has a batch has torch.
     from verl_protocol.batch.apart import bound
-    from verl_protocol.columns.remote import Origin
 
-    return bound(answer, RAY_STORE, objects, Origin(*maker[:4]))
+    origin: Any = tuple(maker[:4])
+    return bound(answer, RAY_STORE, objects, origin)
