@@ -59,27 +59,21 @@ def set_apart(batch: S, large_bytes: int = LARGE_BYTES) -> tuple[S, list[dict[st
 
 def bound(batch: S, store: Store, refs: Sequence[Any], origin: Origin | None = None) -> S:
     """The batch that `set_apart` gave, whose objects now lie in `store` under `refs`, in their order."""
-    columns: dict[str, Any] = {
-        key: _bound(column, store, refs, origin) if isinstance(column, RemoteColumn) else column
-        for key, column in batch._held().items()
-    }
-    return batch._with_tensors(columns)
+    held = batch._held()
+    for key, column in held.items():
+        if isinstance(column, RemoteColumn):
+            pieces = [
+                Piece(store, refs[piece.ref], *piece[2:5], origin) if piece.store == _UNBOUND else piece
+                for piece in column.pieces
+            ]
+            held[key] = RemoteColumn(column.form, pieces, column.rows, column.starts)
+    return batch._with_tensors(held)
 
 
 def stored(batch: S, store: Store, origin: Origin | None = None) -> S:
     """The batch with its large tensor columns in `store`."""
     rest, objects = set_apart(batch)
     return bound(rest, store, [store.put(columns) for columns in objects], origin) if objects else batch
-
-
-def _bound(column: RemoteColumn, store: Store, refs: Sequence[Any], origin: Origin | None) -> RemoteColumn:
-    pieces = [
-        Piece(store, refs[piece.ref], piece.key, piece.num_rows, piece.nbytes, origin)
-        if piece.store == _UNBOUND
-        else piece
-        for piece in column.pieces
-    ]
-    return RemoteColumn(column.form, pieces, column.rows)
 
 
 def _can_lie_apart(column: Any) -> bool:

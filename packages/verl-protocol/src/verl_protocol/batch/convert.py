@@ -82,7 +82,7 @@ def row_list(rows: Any) -> list[Mapping[str, Any]]:
 def row_of(column: Any, row: int) -> Any:
     """One row of a column: a view of a tensor, or the object in an array."""
     if is_jagged(column):
-        parts = jagged.jagged_parts(jagged.narrow_jagged(column, row, row + 1))
+        parts = jagged.jagged_parts(jagged.split_jagged(column, [(row, row + 1)])[0])
         return parts.values.narrow(parts.dim - 1, 0, int(parts.row_lengths[0]))
     return column[row]
 

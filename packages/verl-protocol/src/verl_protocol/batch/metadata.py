@@ -14,6 +14,7 @@ from verl_protocol.arguments import mapping
 from verl_protocol.columns.equality import equal
 from verl_protocol.columns.walk import Replacer
 from verl_protocol.errors import InvalidValueError, MetaConflictError, short
+from verl_protocol.kinds import PLAIN
 
 METRICS = "metrics"
 """The one key of meta_info that concat joins by itself."""
@@ -26,11 +27,13 @@ MergeRule: TypeAlias = (
 
 def copy_meta(meta: Mapping[str, Any] | None) -> dict[str, Any]:
     """`meta` with every dict, list and set in it copied, and everything else as it is."""
-    made: dict[str, Any] = {}
-    if meta is not None and meta != {}:
+    if meta is None:
+        return {}
+    made = dict(meta if isinstance(meta, dict) else mapping("meta_info", meta))
+    if not PLAIN.issuperset(map(type, made.values())):
         copied = Replacer(anew=True)
         copied.remember(meta, made)
-        for key, value in mapping("meta_info", meta).items():
+        for key, value in made.items():
             made[key] = copied(value)
     return made
 
@@ -102,9 +105,9 @@ def flatten_metrics(values: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def _metric_dicts(value: Any) -> Sequence[Mapping[str, Any]]:
-    if value is None:
-        return []
-    entries = value if isinstance(value, (list, tuple)) else [value]
+    if isinstance(value, dict):
+        return [value]
+    entries = [] if value is None else value if isinstance(value, (list, tuple)) else [value]
     if not all(isinstance(entry, Mapping) for entry in entries):
         raise InvalidValueError(
             f"metrics must be a dict, a list of dicts or a dict of lists, got {short(value)}"

@@ -114,11 +114,6 @@ def offsets_of(lengths: torch.Tensor) -> torch.Tensor:
     return offsets
 
 
-def narrow_jagged(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """Rows `start` to `stop` as a view of the tensor's values."""
-    return split_jagged(tensor, [(start, stop)])[0]
-
-
 def split_jagged(tensor: torch.Tensor, spans: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
     """The rows of each `(start, stop)` as views of the tensor's values."""
     parts = jagged_parts(tensor)

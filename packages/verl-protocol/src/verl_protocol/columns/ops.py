@@ -1,14 +1,14 @@
 """Row operations on one column: the single core under `DataProto` and `tensordict_ops`.
 
 A column is a dense tensor, a jagged tensor, a numpy array, or a remote column of such; its rows lie along
-dimension 0. None of these functions changes its arguments. `narrow`, `split` and `take` by a range that
-counts up give views of the storage; everything else copies each byte once, and of a remote column nothing.
+dimension 0. None of these functions changes its arguments. `split` and `take` by a range that counts up give
+views of the storage; everything else copies each byte once, and of a remote column nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +16,6 @@ import torch
 
 from verl_protocol.columns import dense, jagged, objects
 from verl_protocol.columns.index import RowIndex
-from verl_protocol.columns.partition import boundaries
 from verl_protocol.columns.remote import RemoteColumn, concat_remote
 from verl_protocol.kinds import is_jagged
 
@@ -36,26 +35,13 @@ def num_rows(column: Any) -> int:
     return int(column.shape[0])
 
 
-def narrow(column: Any, start: int, stop: int) -> Any:
-    """Rows `start` to `stop` as a view."""
-    if isinstance(column, torch.Tensor):
-        if column.is_nested:
-            return jagged.narrow_jagged(column, start, stop)
-        return column.narrow(0, start, stop - start)
-    if isinstance(column, np.ndarray):
-        return column[start:stop]
-    if isinstance(column, RemoteColumn):
-        return _take_remote(column, range(start, stop))
-    return objects.map_rows(column, stop - start, lambda part: narrow(part, start, stop))
-
-
 def split(column: Any, sizes: Sequence[int]) -> list[Any]:
     """Consecutive pieces of these sizes as views; the sizes add up to the number of rows."""
     if isinstance(column, torch.Tensor):
         if column.is_nested:
             return jagged.split_jagged(column, spans_of(sizes))
         return list(column.split_with_sizes(list(sizes)))
-    return [narrow(column, start, stop) for start, stop in spans_of(sizes)]
+    return [take(column, range(start, stop)) for start, stop in spans_of(sizes)]
 
 
 def spans_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
@@ -64,34 +50,35 @@ def spans_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
     >>> spans_of([2, 0, 1])
     [(0, 2), (2, 2), (2, 3)]
     """
-    return list(pairwise(boundaries(sizes)))
+    return list(pairwise(accumulate(sizes, initial=0)))
 
 
 def take(column: Any, index: RowIndex) -> Any:
     """The rows named by a normalised index: views for ranges that count up, copies otherwise."""
     if isinstance(column, RemoteColumn):
-        return _take_remote(column, index)
+        taken = column.take(index)
+        if column.fetched is not None and isinstance(index, range):
+            # A view of what has been read costs nothing, and shows what is written there as any view does.
+            taken.keep(take(column.fetched, index))
+        return taken
+    rows = index
     if isinstance(index, range):
         if index.step == 1 or len(index) < 2:
             start = index.start if len(index) else 0
-            return narrow(column, start, start + len(index))
-        if index.step > 0 and not is_jagged(column):
+            if isinstance(column, np.ndarray):
+                return column[start : start + len(index)]
+            if isinstance(column, torch.Tensor):
+                if column.is_nested:
+                    return jagged.split_jagged(column, [(start, start + len(index))])[0]
+                return column.narrow(0, start, len(index))
+        elif index.step > 0 and not is_jagged(column):
             return column[index.start : index.stop : index.step]
         index = torch.tensor(index)
     if isinstance(column, torch.Tensor):
         return jagged.take_jagged(column, index) if column.is_nested else dense.gather(column, 0, index)
     if isinstance(column, np.ndarray):
         return column[index.numpy()]
-    rows = index
-    return objects.map_rows(column, index.numel(), lambda part: take(part, rows))
-
-
-def _take_remote(column: RemoteColumn, index: RowIndex) -> RemoteColumn:
-    taken = column.take(index)
-    if column.fetched is not None and isinstance(index, range):
-        # A view of what has been read costs nothing, and shows what is written there as any view does.
-        taken.keep(take(column.fetched, index))
-    return taken
+    return objects.map_rows(column, len(rows), lambda part: take(part, rows))
 
 
 def concat(columns: Sequence[Any]) -> Any:
@@ -117,8 +104,9 @@ def split_all(columns: Mapping[str, C], sizes: Sequence[int]) -> list[dict[str, 
     if not columns:
         return [{} for _ in sizes]
     followers, keys = sharing(columns), list(columns)
-    pieces = zip(*[split(column, sizes) for column in columns.values()], strict=True)
-    return [keep_shared(followers, dict(zip(keys, piece, strict=True))) for piece in pieces]
+    cut = zip(*[split(column, sizes) for column in columns.values()], strict=True)
+    pieces = [dict(zip(keys, piece, strict=True)) for piece in cut]
+    return [keep_shared(followers, piece) for piece in pieces] if followers else pieces
 
 
 def concat_all(parts: Sequence[Mapping[str, C]]) -> dict[str, C]:
@@ -138,7 +126,7 @@ def sharing(columns: Mapping[str, Any]) -> dict[str, str]:
     leaders: dict[int, str] = {}
     found: dict[str, str] = {}
     for key, column in columns.items():
-        if is_jagged(column):
+        if isinstance(column, torch.Tensor) and column.is_nested and is_jagged(column):
             leader = leaders.setdefault(id(jagged.jagged_parts(column).offsets), key)
             if leader != key:
                 found[key] = leader
@@ -147,7 +135,8 @@ def sharing(columns: Mapping[str, Any]) -> dict[str, str]:
 
 def keep_shared(followers: Mapping[str, str], columns: dict[str, C]) -> dict[str, C]:
     """Give each follower the offsets of its leader, in `columns` itself; `sharing` tells who follows whom."""
-    for key, leader in {**{leader: leader for leader in followers.values()}, **followers}.items():
+    leaders = followers.values()
+    for key, leader in (*zip(leaders, leaders, strict=True), *followers.items()):
         # The leader is rebuilt too: a copy made by torch may still go by the name of its source's offsets.
         column: Any = columns[key]
         model: Any = columns[leader]

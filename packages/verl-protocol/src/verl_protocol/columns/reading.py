@@ -174,8 +174,9 @@ class ColumnsOnDemand(dict[str, Any]):
 
 def held_in(columns: dict[str, Any]) -> dict[str, Any]:
     """The columns as they are held, in a dict of their own: remote ones unread, unless written to."""
-    # Not `columns.items()`, which reads them where they are ColumnsOnDemand.
-    return {
-        key: column.settled() if isinstance(column, RemoteColumn) else column
-        for key, column in dict.items(columns)
-    }
+    # Not `columns.items()` or a copy of it, which read them where they are ColumnsOnDemand.
+    held = dict(dict.items(columns))
+    for key, column in held.items():
+        if isinstance(column, RemoteColumn) and column.fetched is not None:
+            held[key] = column.settled()
+    return held

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
+from itertools import accumulate
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -117,6 +118,8 @@ class Piece(NamedTuple):
         return (0, id(self.ref), "") if self.store is None else (id(self.store), self.ref, self.key)
 
 
+_NUM_ROWS: Final = attrgetter("num_rows")
+
 RowMap: TypeAlias = "range | NDArray[np.int64]"
 """Rows of all pieces, counted through.
 
@@ -198,21 +201,37 @@ class RemoteColumn:
 
     def take(self, index: RowIndex) -> RemoteColumn:
         """The rows of a normalised index."""
-        return self._having(_compose(self.rows, index))
-
-    def _having(self, rows: RowMap) -> RemoteColumn:
-        """Other rows of the same pieces."""
+        rows: RowMap = self.rows
+        if not isinstance(index, range):
+            picked = index.numpy()
+            rows = rows.start + picked * rows.step if isinstance(rows, range) else rows[picked]
+        elif index.step == 1:
+            rows = rows[index.start : index.stop]
+        elif isinstance(rows, range):
+            start, stop = (rows.start + end * rows.step for end in (index.start, index.stop))
+            rows = range(start, stop, rows.step * index.step)
+        else:
+            rows = rows[np.asarray(index, np.int64)]
         return RemoteColumn(self.form, self.pieces, rows, self.starts)
 
     def trimmed(self) -> RemoteColumn:
         """The same rows with only those pieces that they lie in, which is all that a reader has to know."""
-        starts, used = self.starts, _owners(self.rows, self.starts)
-        if len(used) == len(self.pieces):
+        rows, starts, kept = self.rows, self.starts, self.pieces
+        if isinstance(rows, range) and rows.step == 1:
+            # Rows that follow one another lie in pieces that do.
+            first = bisect_right(starts, rows.start) - 1 if rows else 0
+            kept = kept[first : bisect_left(starts, rows.stop)] if rows else ()
+            rows = range(rows.start - starts[first], rows.stop - starts[first])
+        else:
+            used = np.unique(_owner_of_each(rows, starts)).tolist()
+            kept = tuple([kept[place] for place in used])
+            shifts = {
+                place: start - starts[place] for place, start in zip(used, _starts_of(kept), strict=False)
+            }
+            rows = _shifted(rows, starts, shifts)
+        if len(kept) == len(self.pieces):
             return self
-        kept = [self.pieces[place] for place in used]
-        begins = _starts_of(kept)
-        shifts = {place: start - starts[place] for place, start in zip(used, begins, strict=False)}
-        fewer = RemoteColumn(self.form, kept, _shifted(self.rows, starts, shifts), begins)
+        fewer = RemoteColumn(self.form, kept, rows)
         fewer.fetched, fewer._version = self.fetched, self._version
         return fewer
 
@@ -238,7 +257,7 @@ class RemoteColumn:
         return 8 * len(self) < self.trimmed().starts[-1]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RemoteColumn:
-        return self._having(self.rows)
+        return RemoteColumn(self.form, self.pieces, self.rows, self.starts)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a remote column is pickled by the batch that it belongs to")
@@ -252,28 +271,27 @@ def concat_remote(columns: Sequence[Any]) -> RemoteColumn:
     """The rows of all columns, one after the other; columns that are here become pieces of their own."""
     # Trimmed, as each part of a batch that was cut into many still names all pieces.
     parts = [column.trimmed() if isinstance(column, RemoteColumn) else _here(column) for column in columns]
-    known: dict[Any, int] = {}
-    places = [[known.setdefault(piece.name, len(known)) for piece in part.pieces] for part in parts]
-    pieces = list({piece.name: piece for part in parts for piece in part.pieces}.values())
-    starts = _starts_of(pieces)
-    maps = []
-    for part, where in zip(parts, places, strict=True):
-        shifts = {at: starts[place] - part.starts[at] for at, place in enumerate(where)}
+    begins: dict[Any, int] = {}
+    pieces: list[Piece] = []
+    starts, maps = [0], []
+    for part in parts:
+        shifts = {}
+        for place, piece in enumerate(part.pieces):
+            name = piece.name
+            if name not in begins:
+                begins[name] = starts[-1]
+                pieces.append(piece)
+                starts.append(starts[-1] + piece.num_rows)
+            shifts[place] = begins[name] - part.starts[place]
         maps.append(_shifted(part.rows, part.starts, shifts))
     return RemoteColumn(parts[0].form, pieces, _joined(maps), starts)
 
 
 def _shifted(rows: RowMap, starts: Sequence[int], shifts: Mapping[int, int]) -> RowMap:
     """The rows, each moved as its piece is; a range stays one where all pieces that it lies in move alike."""
-    if isinstance(rows, range):
-        used = set(shifts.values())
-        if len(used) > 1:
-            used = {shifts[place] for place in _owners(rows, starts)}
-        if not used:
-            return rows
-        if len(used) == 1:
-            shift = used.pop()
-            return range(rows.start + shift, rows.stop + shift, rows.step)
+    if isinstance(rows, range) and len(alike := set(shifts.values())) < 2:
+        shift = alike.pop() if alike else 0
+        return range(rows.start + shift, rows.stop + shift, rows.step)
     by_place = np.array([shifts.get(place, 0) for place in range(len(starts) - 1)], np.int64)
     return np.asarray(rows, np.int64) + by_place[_owner_of_each(rows, starts)]
 
@@ -281,25 +299,21 @@ def _shifted(rows: RowMap, starts: Sequence[int], shifts: Mapping[int, int]) -> 
 def _joined(maps: Sequence[RowMap]) -> RowMap:
     """One map after the other; ranges that go on where the last one ended stay one."""
     filled = [rows for rows in maps if len(rows)] or [range(0)]
-    first, last = filled[0], filled[-1]
-    steps = {rows.step if isinstance(rows, range) else 0 for rows in filled}
-    if steps == {1} and all(one[-1] + 1 == other[0] for one, other in pairwise(filled)):
-        return range(int(first[0]), int(last[-1]) + 1) if len(first) else range(0)
+    whole = filled[0]
+    for rows in filled[1:]:
+        if not isinstance(whole, range) or not isinstance(rows, range) or whole.stop != rows.start:
+            break
+        if (whole.step, rows.step) != (1, 1):
+            break
+        whole = range(whole.start, rows.stop)
+    else:
+        return whole
     return np.concatenate([np.asarray(rows, np.int64) for rows in filled])
 
 
 def _starts_of(pieces: Sequence[Piece]) -> list[int]:
     """Where each piece begins among the rows of all, and where the last one ends."""
-    return list(accumulate([piece.num_rows for piece in pieces], initial=0))
-
-
-def _owners(rows: RowMap, starts: Sequence[int]) -> list[int]:
-    """The places of the pieces that these rows lie in, in order."""
-    if isinstance(rows, range) and rows.step == 1:
-        first, end = bisect_right(starts, rows.start) - 1, bisect_left(starts, rows.stop)
-        return [place for place in range(first, end) if starts[place] < starts[place + 1]] if rows else []
-    found: list[int] = np.unique(_owner_of_each(rows, starts)).tolist()
-    return found
+    return list(accumulate(map(_NUM_ROWS, pieces), initial=0))
 
 
 def _owner_of_each(rows: RowMap, starts: Sequence[int]) -> NDArray[np.int64]:
@@ -309,18 +323,6 @@ def _owner_of_each(rows: RowMap, starts: Sequence[int]) -> NDArray[np.int64]:
 def _here(column: Any) -> RemoteColumn:
     nbytes = int(getattr(column, "nbytes", 0))
     return RemoteColumn(form_of(column), [Piece(None, column, "", int(column.shape[0]), nbytes)])
-
-
-def _compose(rows: RowMap, index: RowIndex) -> RowMap:
-    """The rows of `rows` that `index` names."""
-    if isinstance(rows, range) and isinstance(index, range):
-        if index.step == 1:
-            return rows[index.start : index.stop]
-        start, stop = (rows.start + end * rows.step for end in (index.start, index.stop))
-        return range(start, stop, rows.step * index.step)
-    picked = np.asarray(index, np.int64) if isinstance(index, range) else index.numpy()
-    composed: NDArray[np.int64] = rows.start + picked * rows.step if isinstance(rows, range) else rows[picked]
-    return composed
 
 
 def same_rows(first: RowMap, second: RowMap) -> bool:
