@@ -36,24 +36,24 @@ def set_apart(batch: S, large_bytes: int = LARGE_BYTES) -> tuple[S, list[dict[st
     Args:
         large_bytes: from which size on a column is set apart.
     """
-    held = batch._held()
-    sizes = {
-        key: nbytes_of(column) if column.is_nested else column.nbytes
-        for key, column in held.items()
-        if _can_lie_apart(column)
-    }
-    large = [key for key, nbytes in sizes.items() if nbytes >= large_bytes]
-    together = {key for pair in ops.sharing(held).items() for key in pair}
-    heavy = [key for key in large if sizes[key] >= _HEAVY_BYTES and key not in together]
-    alone = sorted(heavy, key=lambda key: sizes[key])[-_MOST_ALONE:]
-    groups = [[key] for key in alone]
-    if rest := [key for key in large if key not in alone]:
-        groups.append(rest)
-    objects = [{key: held[key] for key in group} for group in groups]
-    for number, group in enumerate(groups):
-        for key in group:
-            piece = Piece(_UNBOUND, number, key, batch._row_count(), sizes[key])
-            held[key] = RemoteColumn(form_of(objects[number][key])._replace(device=_CPU), [piece])
+    held, count = batch._held(), batch._row_count()
+    large: dict[str, int] = {}
+    for key, column in held.items():
+        plain = type(column) is torch.Tensor and not column.is_nested and column.layout is torch.strided
+        nbytes = column.nbytes if plain else nbytes_of(column) if is_jagged(column) else -1
+        if nbytes >= large_bytes:
+            large[key] = nbytes
+    followers = ops.sharing(held)
+    together = {*followers, *followers.values()}
+    heavy = [key for key, nbytes in large.items() if nbytes >= _HEAVY_BYTES and key not in together]
+    alone = sorted(heavy, key=large.__getitem__)[-_MOST_ALONE:]
+    objects = [{key: held[key]} for key in alone]
+    if rest := {key: held[key] for key in large if key not in alone}:
+        objects.append(rest)
+    for number, columns in enumerate(objects):
+        for key, column in columns.items():
+            piece = Piece(_UNBOUND, number, key, count, large[key])
+            held[key] = RemoteColumn(form_of(column)._replace(device=_CPU), [piece], starts=[0, count])
     return (batch._with_tensors(held) if objects else batch), objects
 
 
@@ -74,8 +74,3 @@ def stored(batch: S, store: Store, origin: Origin | None = None) -> S:
     """The batch with its large tensor columns in `store`."""
     rest, objects = set_apart(batch)
     return bound(rest, store, [store.put(columns) for columns in objects], origin) if objects else batch
-
-
-def _can_lie_apart(column: Any) -> bool:
-    plain = type(column) is torch.Tensor and not column.is_nested and column.layout is torch.strided
-    return plain or is_jagged(column)

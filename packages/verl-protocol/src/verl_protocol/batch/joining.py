@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from verl_protocol import errors
 from verl_protocol.batch.column_ops import BatchColumns, without
-from verl_protocol.batch.metadata import MergeRule, copy_meta, merge_meta
+from verl_protocol.batch.metadata import MergeRule, merge_meta
 from verl_protocol.batch.state import BatchState, not_batches
 from verl_protocol.columns import checks, ops
 from verl_protocol.columns.equality import difference, equal
@@ -66,10 +66,11 @@ class BatchJoining(BatchColumns):
         checks.check_schema(arrays, "non-tensor columns")
         meta = merge_meta([part.meta_info for part in parts], merge)
         non_tensors = ops.concat_all([columns for _, columns in arrays])
-        made = full[0][1]._with(tensors, sum(counts), non_tensors, meta)
-        if any(part._auto_padding for part in parts):
+        made = full[0][1]._with(tensors, sum(counts), non_tensors, {})
+        made.meta_info = meta
+        if [part for part in parts if part._auto_padding]:
             made._auto_padding = True
-        if any(part._pad_mask is not None for part in parts):
+        if [part for part in parts if part._pad_mask is not None]:
             made._pad_mask = torch.cat([part.pad_mask for part in parts])
         return made
 
@@ -86,19 +87,19 @@ class BatchJoining(BatchColumns):
         """
         if not isinstance(other, BatchJoining):
             raise not_batches([type(other).__name__])
+        count = _common_rows(self, other)
         tensors, added = self._held(), other._held()
-        _check_union_rows(self, other)
-        for first, second in ((tensors, other.non_tensor_batch), (self.non_tensor_batch, added)):
-            checks.check_disjoint(first, second, checks.TWO_KINDS)
+        arrays, others = self.non_tensor_batch, other.non_tensor_batch
+        checks.check_disjoint(tensors, others, checks.TWO_KINDS)
+        checks.check_disjoint(arrays, added, checks.TWO_KINDS)
         checks.check_devices({**added, **tensors})
         _check_same(tensors, added)
-        _check_same(self.non_tensor_batch, other.non_tensor_batch)
+        _check_same(arrays, others)
         meta = union_meta(self.meta_info, other.meta_info)
-        count = max(self._row_count(), other._row_count())
-        arrays = {**self.non_tensor_batch, **without(other.non_tensor_batch, self.non_tensor_batch)}
         if not self._has_batch() and other._has_batch():
             self._set_columns({}, count, other._batch_device())
-        self._replace({**tensors, **without(added, tensors)}, arrays, meta, count)
+        joined = {**tensors, **without(added, tensors)}
+        self._replace(joined, {**arrays, **without(others, arrays)}, meta, count)
         self._auto_padding = self._auto_padding or other._auto_padding
         self._pad_mask = other._pad_mask if self._pad_mask is None else self._pad_mask
         return self
@@ -110,8 +111,9 @@ def _batches(data: Any) -> list[Any]:
     if not isinstance(data, Iterable):
         raise not_batches([type(data).__name__])
     parts = list(data)
-    if not all(isinstance(part, BatchJoining) for part in parts):
-        raise not_batches([type(part).__name__ for part in parts])
+    for part in parts:
+        if not isinstance(part, BatchJoining):
+            raise not_batches([type(each).__name__ for each in parts])
     return parts
 
 
@@ -176,7 +178,8 @@ def _widen(column: torch.Tensor, width: tuple[int, ...], value: float, side: Sid
     return torch.constant_pad_nd(column, pads, value)
 
 
-def _check_union_rows(data: BatchState, other: BatchState) -> None:
+def _common_rows(data: BatchState, other: BatchState) -> int:
+    """The number of rows that both have; those of one where the other has no columns."""
     first, second = data._checked_rows(), other._checked_rows()
     both_have_rows = (data._has_batch() or _has_columns(data)) and (other._has_batch() or _has_columns(other))
     if both_have_rows and first != second:
@@ -186,6 +189,7 @@ def _check_union_rows(data: BatchState, other: BatchState) -> None:
             f"union adds columns to the same rows, but the batches have {errors.counted(first, 'row')} "
             f"and {second}{hint}"
         )
+    return max(first, second)
 
 
 def _check_same(held: Mapping[str, Any], added: Mapping[str, Any]) -> None:
@@ -200,7 +204,7 @@ def _check_same(held: Mapping[str, Any], added: Mapping[str, Any]) -> None:
 
 
 def union_meta(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of both; a key in both must have equal values.
+    """The entries of both, not copied; a key in both must have equal values.
 
     Raises:
         MetaConflictError: a key has different values.
@@ -208,7 +212,7 @@ def union_meta(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str,
     for key, value in second.items():
         if key in first and not equal(first[key], value):
             raise errors.MetaConflictError(key, {"this batch": first[key], "the other": value})
-    return copy_meta({**first, **without(second, first)})
+    return {**first, **without(second, first)}
 
 
 def union_numpy_dict(

@@ -179,7 +179,7 @@ class DataProto(BatchJoining):
         dims = list(tensor_dict.batch_size)
         if len(dims) != 1 and (dims or not all(map(objects.is_whole, tensor_dict.values()))):
             raise convert.batch_dims(f"batch_size {dims}")
-        return cls._make(*parts._replace(meta=union_meta(parts.meta, meta_info or {})))
+        return cls._make(*parts._replace(meta=copy_meta(union_meta(parts.meta, meta_info or {}))))
 
     @classmethod
     def _of_tensordict(cls, tensor_dict: TensorDict, stacked: Collection[str] = ()) -> Self:

@@ -301,7 +301,7 @@ class BatchState(Composite):
             _fill(held, tensors)
         else:
             self._set_columns(tensors if self._has_batch() else None, num_rows, self._batch_device())
-        self.non_tensor_batch, self.meta_info = non_tensors, copy_meta(meta)
+        self.__dict__.update(non_tensor_batch=non_tensors, meta_info=copy_meta(meta))
 
     def _become(self, other: BatchState) -> None:
         """Take over the columns, meta_info and flags of `other`, which nobody else holds."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -77,7 +76,8 @@ def gather(tensor: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     """`index_select` for tensors of any dtype."""
     shape = (*tensor.shape[:dim], index.numel(), *tensor.shape[dim + 1 :])
     if _suits_one_thread([tensor], shape):
-        return _of_bits(np.take(same_bits(tensor), index.cpu().numpy(), dim), tensor.dtype)
+        taken = np.take(same_bits(tensor), index.cpu().numpy(), dim)
+        return of_dtype(torch.from_numpy(taken), tensor.dtype)
     plain = as_plain(tensor)
     out = large_result(plain, shape)
     return of_dtype(torch.index_select(plain, dim, index.to(tensor.device), out=out), tensor.dtype)
@@ -89,16 +89,15 @@ def concat_dense(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
     shape[dim] = sum([tensor.shape[dim] for tensor in tensors])
     if _suits_one_thread(tensors, shape):
         # Where shapes do not fit, torch below says so, as it does for other sizes.
-        with suppress(ValueError):
-            return _of_bits(np.concatenate([same_bits(tensor) for tensor in tensors], dim), tensors[0].dtype)
+        try:
+            joined = np.concatenate([same_bits(tensor) for tensor in tensors], dim)
+            return of_dtype(torch.from_numpy(joined), tensors[0].dtype)
+        except ValueError:
+            pass
     parts = [as_plain(tensor) for tensor in tensors]
     tracked = any(part.requires_grad for part in parts)
     out = None if tracked else large_result(parts[0], shape)
     return of_dtype(torch.cat(parts, dim, out=out), tensors[0].dtype)
-
-
-def _of_bits(array: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
-    return of_dtype(torch.from_numpy(array), dtype)
 
 
 def _suits_one_thread(sources: Sequence[torch.Tensor], shape: Sequence[int]) -> bool:
@@ -108,8 +107,6 @@ def _suits_one_thread(sources: Sequence[torch.Tensor], shape: Sequence[int]) -> 
         elements >= THREADED_ELEMENTS
         and elements * sources[0].element_size() < THREADED_BYTES
         and len(sources) <= FEW_SOURCES
-        and all(
-            source.dtype == sources[0].dtype and source.is_contiguous() and numpy_reads(source)
-            for source in sources
-        )
+        and {(source.dtype, source.is_contiguous(), numpy_reads(source)) for source in sources}
+        == {(sources[0].dtype, True, True)}
     )

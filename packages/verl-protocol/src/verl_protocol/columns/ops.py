@@ -111,7 +111,9 @@ def split_all(columns: Mapping[str, C], sizes: Sequence[int]) -> list[dict[str, 
 
 def concat_all(parts: Sequence[Mapping[str, C]]) -> dict[str, C]:
     """`concat` on every column of parts that have the same keys; shared offsets stay shared."""
-    joined = {key: concat([part[key] for part in parts]) for key in parts[0]}
+    joined = {}
+    for key in parts[0]:
+        joined[key] = concat([part[key] for part in parts])
     followers = sharing(parts[0])
     if followers and all(sharing(part) == followers for part in parts):
         keep_shared(followers, joined)

@@ -65,22 +65,24 @@ def read_all(columns: Mapping[str, Any], beside: Iterable[Any] = ()) -> dict[str
     Raises:
         ColumnsLost: rows that are no longer there.
     """
-    if not any(isinstance(column, RemoteColumn) for column in columns.values()):
-        return dict(columns)
     unread = {
         key: column.trimmed()
         for key, column in columns.items()
         if isinstance(column, RemoteColumn) and column.fetched is None
     }
-    fetched = _fetch(unread, {ref: found for key in unread for ref, found in columns[key].at_hand.items()})
-    for column in beside:
-        if isinstance(column, RemoteColumn) and all(
-            piece.store is not None and piece.ref in fetched for piece in column.pieces
-        ):
-            column.at_hand = {piece.ref: fetched[piece.ref] for piece in column.pieces}
-    for group in _alike(unread):
-        for key, column in _assembled(group, fetched).items():
-            columns[key].keep(column)
+    if unread:
+        fetched: dict[Any, Mapping[str, Any]] = {}
+        for key in unread:
+            fetched.update(columns[key].at_hand)
+        _fetch(unread, fetched)
+        for column in beside:
+            if isinstance(column, RemoteColumn) and all(
+                piece.store is not None and piece.ref in fetched for piece in column.pieces
+            ):
+                column.at_hand = {piece.ref: fetched[piece.ref] for piece in column.pieces}
+        for group in _alike(unread):
+            for key, column in _assembled(group, fetched).items():
+                columns[key].keep(column)
     return {
         key: column.fetched if isinstance(column, RemoteColumn) else column for key, column in columns.items()
     }
@@ -97,10 +99,8 @@ def _alike(columns: Mapping[str, RemoteColumn]) -> Iterable[dict[str, RemoteColu
     return groups.values()
 
 
-def _fetch(
-    columns: Mapping[str, RemoteColumn], found: dict[Any, Mapping[str, Any]]
-) -> dict[Any, Mapping[str, Any]]:
-    """What all pieces of these columns lie in, by reference; `found` is at hand already."""
+def _fetch(columns: Mapping[str, RemoteColumn], found: dict[Any, Mapping[str, Any]]) -> None:
+    """Add to `found`, by reference, what pieces of these columns lie in and is not there yet."""
     wanted: dict[int, tuple[Store, dict[Any, Piece], dict[str, None]]] = {}
     for key, column in columns.items():
         for piece in column.pieces:
@@ -111,7 +111,6 @@ def _fetch(
     for store, pieces, keys in wanted.values():
         values = store.fetch(list(pieces.values()), ", ".join(keys))
         found.update(zip(pieces, values, strict=True))
-    return found
 
 
 def _assembled(
@@ -119,12 +118,12 @@ def _assembled(
 ) -> dict[str, Any]:
     """The rows of columns that lie side by side, in memory that nobody else has."""
     model = next(iter(columns.values()))
-    if not len(model):
+    if not len(model.rows):
         return {key: zero_rows(column.form, 0) for key, column in columns.items()}
-    parts = [
-        {key: _rows_of(column.pieces[place], fetched) for key, column in columns.items()}
-        for place in range(len(model.pieces))
-    ]
+    parts: list[dict[str, Any]] = [{} for _ in model.pieces]
+    for key, column in columns.items():
+        for part, piece in zip(parts, column.pieces, strict=True):
+            part[key] = piece.ref if piece.store is None else fetched[piece.ref][piece.key]
     whole = parts[0] if len(parts) == 1 else ops.concat_all(parts)
     rows = model.rows if isinstance(model.rows, range) else torch.from_numpy(model.rows)
     taken = ops.take_all(whole, rows)
@@ -138,10 +137,6 @@ def _assembled(
         elif device is not None and column.device != device:
             made[key] = column.to(device)
     return made
-
-
-def _rows_of(piece: Piece, fetched: Mapping[Any, Mapping[str, Any]]) -> Any:
-    return piece.ref if piece.store is None else fetched[piece.ref][piece.key]
 
 
 class ColumnsOnDemand(dict[str, Any]):
