@@ -175,7 +175,10 @@ def get_keys(tensordict: TensorDict, keys: Iterable[str]) -> TensorDict:
     Raises:
         UnknownKeyError: a key that is not there.
     """
-    return _like(tensordict, {key: tensordict.get(key) for key in _known(tensordict, keys)})
+    wanted = checks.key_list(keys)
+    known: Any = tensordict.keys(include_nested=True)
+    checks.check_known(wanted, "entry", known)
+    return _like(tensordict, {key: tensordict.get(key) for key in wanted})
 
 
 def pop_keys(tensordict: TensorDict, keys: Iterable[str]) -> TensorDict:
@@ -201,13 +204,6 @@ def _holds(tensordict: TensorDict, key: Any) -> bool:
     return key in tensordict.keys(include_nested=True)
 
 
-def _known(tensordict: TensorDict, keys: Iterable[str]) -> list[str]:
-    wanted = checks.key_list(keys)
-    known: Any = tensordict.keys(include_nested=True)
-    checks.check_known(wanted, "entry", known)
-    return wanted
-
-
 # --- Row operations on a plain TensorDict: those of a batch, with the same answers ------------------------
 
 
@@ -221,12 +217,9 @@ def checked_parts(data: Any) -> list[TensorDict]:
         NothingToConcatError: an empty list.
         InvalidTypeError: no list of them.
     """
-    if is_tensordict(data):
-        raise errors.InvalidTypeError(
-            "data must be a list of TensorDicts, got one TensorDict; put it in a list"
-        )
-    if not isinstance(data, Iterable):
-        raise errors.InvalidTypeError(f"data must be a list of TensorDicts, got {type(data).__name__}")
+    if is_tensordict(data) or not isinstance(data, Iterable):
+        found = "one TensorDict; put it in a list" if is_tensordict(data) else type(data).__name__
+        raise errors.InvalidTypeError(f"data must be a list of TensorDicts, got {found}")
     parts = [checked(f"data[{place}]", part) for place, part in enumerate(data)]
     if not parts:
         raise errors.NothingToConcatError
@@ -297,10 +290,7 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
         RowCountError: different numbers of rows.
         SchemaError, MetaConflictError: a key in both has different values; nothing was added then.
     """
-    first, second = (
-        checked("tensor_dict1", tensor_dict1),
-        checked("tensor_dict2", tensor_dict2),
-    )
+    first, second = checked("tensor_dict1", tensor_dict1), checked("tensor_dict2", tensor_dict2)
     stacked = convert.stacked_keys([first, second])
     whole = _as_batch(first, stacked).union(_as_batch(second, stacked))
     target = first.clone(recurse=False) if first.is_locked else first

@@ -83,10 +83,8 @@ class BatchRows(BatchPadding):
         return self._pieces([min(size, count - start) for start in range(0, count, size)] or [0])
 
     def _pieces(self, sizes: Sequence[int]) -> list[Self]:
-        pieces = self._split_rows(sizes)
-        for piece in pieces[1:]:
-            piece.meta_info.pop(METRICS, None)
-        return pieces
+        later = {key: value for key, value in self.meta_info.items() if key != METRICS}
+        return self._split_rows(sizes, later)
 
     def repeat(
         self, repeat_times: SupportsIndex = 2, interleave: bool = True, *, copy_objects: bool = False
@@ -327,7 +325,7 @@ def fold_batch_dim(data: B, new_batch_size: SupportsIndex) -> B:
             count,
             new,
         )
-    return _reshape_rows(data, new, lambda key, column: (new, count // new, *column.shape[1:]))
+    return _reshape_rows(data, new, lambda column: (new, count // new, *column.shape[1:]))
 
 
 def unfold_batch_dim(data: B, batch_dims: SupportsIndex = 2) -> B:
@@ -348,19 +346,21 @@ def unfold_batch_dim(data: B, batch_dims: SupportsIndex = 2) -> B:
                 f"{list(shapes.values())}"
             )
     count = math.prod(next(iter(shapes.values()), (len(data),)))
-    return _reshape_rows(data, count, lambda key, column: (count, *column.shape[dims:]))
+    return _reshape_rows(data, count, lambda column: (count, *column.shape[dims:]))
 
 
 def _all_columns(data: BatchRows) -> dict[str, Any]:
     return {**data._columns(), **data.non_tensor_batch}
 
 
-def _reshape_rows(data: B, num_rows: int, shape: Callable[[str, Any], tuple[int, ...]]) -> B:
-    for key, column in _all_columns(data).items():
-        if not isinstance(column, np.ndarray) and (not isinstance(column, torch.Tensor) or column.is_nested):
-            raise errors.ColumnError(f"column {key!r}: only dense tensors and arrays can be regrouped")
-    tensors = {key: column.reshape(shape(key, column)) for key, column in data._columns().items()}
-    arrays = {key: column.reshape(shape(key, column)) for key, column in data.non_tensor_batch.items()}
+def _reshape_rows(data: B, num_rows: int, shape: Callable[[Any], tuple[int, ...]]) -> B:
+    tensors: dict[str, Any] = data._columns()
+    arrays: dict[str, Any] = dict(data.non_tensor_batch)
+    for columns in (tensors, arrays):
+        for key, column in columns.items():
+            if not isinstance(column, (np.ndarray, torch.Tensor)) or getattr(column, "is_nested", False):
+                raise errors.ColumnError(f"column {key!r}: only dense tensors and arrays can be regrouped")
+            columns[key] = column.reshape(shape(column))
     folded = data._with(tensors, num_rows, arrays)
     folded._pad_mask = None
     return folded

@@ -18,7 +18,7 @@ from verl_protocol.batch.metadata import copy_meta
 from verl_protocol.columns import ops
 from verl_protocol.columns.checks import array_column, check_batched, check_columns, no_column, tensor_columns
 from verl_protocol.columns.index import RowIndex
-from verl_protocol.columns.reading import ColumnsOnDemand, held_in, read_all, reading_is_watched
+from verl_protocol.columns.reading import WATCH, ColumnsOnDemand, held_in, read_all
 from verl_protocol.columns.remote import RemoteColumn
 from verl_protocol.columns.travel import may_travel
 from verl_protocol.columns.walk import deep_copy
@@ -244,7 +244,7 @@ class BatchState(Composite):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = memo[id(self)] = object.__new__(type(self))
         # Of what is read as a view of the store only the rows themselves can be copied.
-        held = self._columns() if reading_is_watched() else self._held()
+        held = self._columns() if WATCH.get() is not None else self._held()
         parts = (held, self.non_tensor_batch, self.meta_info, self._private())
         columns, arrays, meta, private = deep_copy(parts, memo)
         made.__dict__.update(private, non_tensor_batch=arrays, meta_info=meta)
@@ -273,12 +273,17 @@ class BatchState(Composite):
         """The rows of a normalised index."""
         return self._map_rows(lambda columns: ops.take_all(columns, index), len(index))
 
-    def _split_rows(self, sizes: Sequence[int]) -> list[Self]:
-        """Consecutive pieces of these sizes, as views; each has all of meta_info."""
+    def _split_rows(self, sizes: Sequence[int], later: Mapping[str, Any] | None = None) -> list[Self]:
+        """Consecutive pieces of these sizes, as views.
+
+        Args:
+            later: the meta_info of all but the first piece; None gives all of meta_info to each.
+        """
         self._checked_rows()
         tensors = ops.split_all(self._held(), sizes)
         arrays = ops.split_all(self.non_tensor_batch, sizes)
-        pieces = [self._with(*piece) for piece in zip(tensors, sizes, arrays, strict=True)]
+        metas = [None, *[later] * (len(sizes) - 1)]
+        pieces = [self._with(*piece) for piece in zip(tensors, sizes, arrays, metas, strict=True)]
         if self._pad_mask is not None:
             for piece, mask in zip(pieces, ops.split(self._pad_mask, sizes), strict=True):
                 piece._pad_mask = mask

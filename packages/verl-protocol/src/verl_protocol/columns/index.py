@@ -82,11 +82,10 @@ def _normalise_range(index: range, num_rows: int) -> RowIndex:
     lowest, highest = min(index[0], index[-1]), max(index[0], index[-1])
     if lowest < -num_rows or highest >= num_rows:
         raise RowOutOfRangeError(lowest if lowest < -num_rows else highest, num_rows)
-    if lowest >= 0:
-        return index
-    if highest < 0:
-        return range(index.start + num_rows, index.stop + num_rows, index.step)
-    return _checked(torch.tensor(list(index)), num_rows)
+    if lowest < 0 <= highest:
+        return _checked(torch.tensor(index), num_rows)
+    shift = num_rows if lowest < 0 else 0
+    return range(index.start + shift, index.stop + shift, index.step)
 
 
 def _as_vector(index: Any) -> torch.Tensor:

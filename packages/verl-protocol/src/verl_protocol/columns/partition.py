@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import Any, SupportsIndex
+from operator import itemgetter
+from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,16 +120,8 @@ def _checked_weights(weights: Any) -> NDArray[np.float64]:
     return values
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    """Rows already spread over all parts, heaviest part first; `rows[i]` weighs `sums[i]`."""
-
-    sums: tuple[float, ...]
-    rows: tuple[tuple[int, ...], ...]
-
-    @property
-    def spread(self) -> float:
-        return self.sums[0] - self.sums[-1]
+_Candidate: TypeAlias = list[tuple[float, tuple[int, ...]]]
+"""Some of the rows, already spread over all parts: weight and rows of each, the heaviest first."""
 
 
 def _differencing(weights: list[float], num_parts: int, equal_size: bool) -> Sequence[Sequence[int]]:
@@ -136,13 +129,22 @@ def _differencing(weights: list[float], num_parts: int, equal_size: bool) -> Seq
     candidates = _seeds(weights, num_parts, equal_size)
     if not candidates:
         return [()] * num_parts
-    heap = [(-candidate.spread, number, candidate) for number, candidate in enumerate(candidates)]
+    heap = [(-_spread(candidate), number, candidate) for number, candidate in enumerate(candidates)]
     heapq.heapify(heap)
     for number in range(len(candidates), 2 * len(candidates) - 1):
         first, second = heapq.heappop(heap)[2], heapq.heappop(heap)[2]
-        merged = _merge(first, second)
-        heapq.heappush(heap, (-merged.spread, number, merged))
-    return heap[0][2].rows
+        pairs = zip(first, reversed(second), strict=True)
+        merged = [(heavy + light, rows + others) for (heavy, rows), (light, others) in pairs]
+        merged.sort(key=_weight, reverse=True)
+        heapq.heappush(heap, (-_spread(merged), number, merged))
+    return [rows for _, rows in heap[0][2]]
+
+
+_weight = itemgetter(0)
+
+
+def _spread(candidate: _Candidate) -> float:
+    return candidate[0][0] - candidate[-1][0]
 
 
 def _seeds(weights: list[float], num_parts: int, equal_size: bool) -> list[_Candidate]:
@@ -152,14 +154,6 @@ def _seeds(weights: list[float], num_parts: int, equal_size: bool) -> list[_Cand
     """
     rows = sorted(range(len(weights)), key=lambda row: -weights[row]) if equal_size else range(len(weights))
     size = num_parts if equal_size else 1
+    rest: _Candidate = [(0.0, ())] * (num_parts - size)
     groups = [rows[at : at + size] for at in range(0, len(rows), size)]
-    sums = [[weights[row] for row in group] + [0.0] * (num_parts - size) for group in groups]
-    held = [[(row,) for row in group] + [()] * (num_parts - size) for group in groups]
-    return [_Candidate(tuple(each), tuple(rows)) for each, rows in zip(sums, held, strict=True)]
-
-
-def _merge(first: _Candidate, second: _Candidate) -> _Candidate:
-    pairs = zip(first.sums, first.rows, reversed(second.sums), reversed(second.rows), strict=True)
-    merged = [(sum1 + sum2, rows1 + rows2) for sum1, rows1, sum2, rows2 in pairs]
-    merged.sort(key=lambda part: part[0], reverse=True)
-    return _Candidate(tuple(total for total, _ in merged), tuple(rows for _, rows in merged))
+    return [[(weights[row], (row,)) for row in group] + rest for group in groups]

@@ -41,11 +41,6 @@ WATCH: ContextVar[Callable[[Mapping[str, Any]], bool] | None] = ContextVar(
 """Gets columns by key, and says whether they may be read as views of the memory of their store."""
 
 
-def reading_is_watched() -> bool:
-    """Whether what is read here may lie in the memory of its store."""
-    return WATCH.get() is not None
-
-
 def read(column: Any, key: str = "a column", beside: Iterable[Any] = ()) -> Any:
     """The rows of a column, here; see `read_all`."""
     if not isinstance(column, RemoteColumn):

@@ -43,12 +43,6 @@ class Entry:
     shape: tuple[int, ...]
     data: Bytes
 
-    @property
-    def stored(self) -> tuple[str, list[int]]:
-        """The name of the dtype and the shape under which it is stored."""
-        name = _NAMES.get(self.dtype)
-        return ("U8", [self.data.size]) if name is None else (name, list(self.shape))
-
 
 def write_file(path: str, entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> None:
     """Write a file, and put it in the place of the one that may be there once it is complete."""
@@ -65,8 +59,9 @@ def _header(entries: list[tuple[str, Entry]], metadata: Mapping[str, str]) -> by
     end = 0
     for name, entry in entries:
         start, end = end, end + entry.data.size
-        dtype, shape = entry.stored
-        described[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+        dtype = _NAMES.get(entry.dtype)
+        shape = [entry.data.size] if dtype is None else entry.shape
+        described[name] = {"dtype": dtype or "U8", "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % _HEADER_ALIGNMENT)
     return len(text).to_bytes(8, "little") + text

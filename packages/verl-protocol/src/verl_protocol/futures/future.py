@@ -35,9 +35,9 @@ from verl_protocol.futures.parts import (
     RowsOf,
     Steps,
     overlaps,
-    run,
-    run_async,
     span_of,
+    values_async,
+    values_of,
 )
 
 if TYPE_CHECKING:
@@ -228,10 +228,17 @@ class DataProtoFuture(Pending, Generic[B_co]):
         start, stop = span_of(self._cuts[:-1], sum(counts))
         return stop - start
 
+    # What the steps make of the parts that they ask for, after waiting for those.
+
     def _run(self, steps: Steps[T], timeout: float | None = None, fetch: Fetch | None = None) -> T:
         deadline = Deadline(timeout)
         try:
-            return run(steps, deadline, fetch)
+            wanted = next(steps)
+            while True:
+                wanted = steps.send(values_of(wanted, deadline, fetch))
+        except StopIteration as end:
+            result: T = end.value
+            return result
         except TimeoutError as error:
             raise deadline.told(error, self) from None
 
@@ -240,7 +247,12 @@ class DataProtoFuture(Pending, Generic[B_co]):
     ) -> T:
         deadline = Deadline(timeout)
         try:
-            return await run_async(steps, deadline, fetch)
+            wanted = next(steps)
+            while True:
+                wanted = steps.send(await values_async(wanted, deadline, fetch))
+        except StopIteration as end:
+            result: T = end.value
+            return result
         except TimeoutError as error:
             raise deadline.told(error, self) from None
 

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import inspect
 import time
+from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -83,28 +84,6 @@ class Deadline:
 
 Steps: TypeAlias = Generator[list[Part], list[Any], T]
 """Asks for the values of parts, any number of times, and returns what it made of them."""
-
-
-def run(steps: Steps[T], deadline: Deadline, fetch: Fetch | None = None) -> T:
-    """What the steps make of the parts that they ask for, after waiting for those."""
-    try:
-        wanted = next(steps)
-        while True:
-            wanted = steps.send(values_of(wanted, deadline, fetch))
-    except StopIteration as end:
-        result: T = end.value
-        return result
-
-
-async def run_async(steps: Steps[T], deadline: Deadline, fetch: AsyncFetch | None = None) -> T:
-    """`run` that awaits the parts, all that are asked for together."""
-    try:
-        wanted = next(steps)
-        while True:
-            wanted = steps.send(await values_async(wanted, deadline, fetch))
-    except StopIteration as end:
-        result: T = end.value
-        return result
 
 
 def values_of(parts: Sequence[Part], deadline: Deadline, fetch: Fetch | None = None) -> list[Any]:
@@ -319,15 +298,11 @@ def overlaps(row_counts: Sequence[int], start: int, stop: int) -> list[PartSpan]
         for part, (first, last) in enumerate(pairwise(ends))
         if (first < stop and start < last) or (first == last and _holds(start, stop, first, ends[-1]))
     ]
-    return found or [_empty_span(ends, start)]
+    if not found:
+        part = bisect_left(ends, start, 1) - 1
+        found = [PartSpan(part, start - ends[part], start - ends[part])]
+    return found
 
 
 def _holds(start: int, stop: int, place: int, end: int) -> bool:
     return start <= place < stop or (start < stop == end == place)
-
-
-def _empty_span(ends: Sequence[int], place: int) -> PartSpan:
-    for part, (first, last) in enumerate(pairwise(ends)):
-        if place <= last:
-            return PartSpan(part, place - first, place - first)
-    return PartSpan(0, 0, 0)
