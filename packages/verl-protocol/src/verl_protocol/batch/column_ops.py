@@ -105,7 +105,7 @@ class BatchColumns(BatchRows):
         kept: dict[str, Any] = {
             key: column.trimmed() for key, column in held.items() if isinstance(column, RemoteColumn)
         }
-        sparse = {key: held[key] for key, column in kept.items() if column.is_sparse}
+        sparse = {key: held[key] for key, column in kept.items() if 8 * len(column) < column.starts[-1]}
         self._checked_rows()
         return self._with_tensors({**held, **kept, **read_all(sparse)})
 

@@ -38,16 +38,12 @@ def list_of_dict_to_dict_of_list(list_of_dict: Sequence[Mapping[str, Any]]) -> d
     >>> list_of_dict_to_dict_of_list([{"a": 1}, {"a": 2}])
     {'a': [1, 2]}
     """
+    first = list_of_dict[0] if list_of_dict else {}
     for place, entry in enumerate(list_of_dict):
-        mapping(f"number {place}", entry)
-    if not list_of_dict:
-        return {}
-    keys = list(list_of_dict[0])
-    for place, entry in enumerate(list_of_dict):
-        if set(entry) != set(keys):
-            found = f"number 0 has {keys}, number {place} {list(entry)}"
+        if mapping(f"number {place}", entry).keys() != first.keys():
+            found = f"number 0 has {list(first)}, number {place} {list(entry)}"
             raise KeyConflictError(f"all dicts need the same keys: {found}")
-    return {key: [entry[key] for entry in list_of_dict] for key in keys}
+    return {key: [entry[key] for entry in list_of_dict] for key in first}
 
 
 def columns_from_rows(

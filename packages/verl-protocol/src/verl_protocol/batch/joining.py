@@ -59,14 +59,14 @@ class BatchJoining(BatchColumns):
         if not parts:
             raise errors.NothingToConcatError
         counts = [part._checked_rows() for part in parts]
-        full = [(place, part) for place, part in enumerate(parts) if counts[place] or _has_columns(part)]
-        full = full or [(0, parts[0])]
-        tensors = _concat_tensors([(place, part._held()) for place, part in full], pad or {}, pad_side)
-        arrays: list[checks.PlacedColumns] = [(place, part.non_tensor_batch) for place, part in full]
+        held = [part._held() for part in parts]
+        full = [at for at, part in enumerate(parts) if counts[at] or held[at] or part.non_tensor_batch] or [0]
+        tensors = _concat_tensors([(place, held[place]) for place in full], pad or {}, pad_side)
+        arrays: list[checks.PlacedColumns] = [(place, parts[place].non_tensor_batch) for place in full]
         checks.check_schema(arrays, "non-tensor columns")
         meta = merge_meta([part.meta_info for part in parts], merge)
         non_tensors = ops.concat_all([columns for _, columns in arrays])
-        made = full[0][1]._with(tensors, sum(counts), non_tensors, {})
+        made = parts[full[0]]._with(tensors, sum(counts), non_tensors, {})
         made.meta_info = meta
         if [part for part in parts if part._auto_padding]:
             made._auto_padding = True
@@ -115,10 +115,6 @@ def _batches(data: Any) -> list[Any]:
         if not isinstance(part, BatchJoining):
             raise not_batches([type(each).__name__ for each in parts])
     return parts
-
-
-def _has_columns(part: BatchState) -> bool:
-    return bool(part.non_tensor_batch) or bool(part._held())
 
 
 def _concat_tensors(
@@ -181,8 +177,8 @@ def _widen(column: torch.Tensor, width: tuple[int, ...], value: float, side: Sid
 def _common_rows(data: BatchState, other: BatchState) -> int:
     """The number of rows that both have; those of one where the other has no columns."""
     first, second = data._checked_rows(), other._checked_rows()
-    both_have_rows = (data._has_batch() or _has_columns(data)) and (other._has_batch() or _has_columns(other))
-    if both_have_rows and first != second:
+    has_rows = [batch._has_batch() or batch.non_tensor_batch for batch in (data, other)]
+    if all(has_rows) and first != second:
         fewer, more = sorted((first, second))
         hint = f"; did you mean repeat({more // fewer})?" if fewer and more % fewer == 0 else ""
         raise errors.RowCountError(

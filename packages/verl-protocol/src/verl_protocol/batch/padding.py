@@ -123,9 +123,14 @@ def pad_rows(data: B, pad_size: SupportsIndex, policy: PadPolicy = "repeat") -> 
         raise InvalidValueError(f"policy must be 'repeat', 'last' or 'zeros', got {short(policy)}")
     count, pad_size = data._row_count(), whole_number("pad_size", pad_size, 0)
     _check_can_pad(count, pad_size)
-    mask = data.pad_mask
-    padded = _with_pad_rows(data, count, pad_size, policy)
-    padded._pad_mask = torch.cat([mask, torch.ones(pad_size, dtype=torch.bool)])
+    if pad_size == 0:
+        padded = data._take(range(count))
+    elif policy == "zeros":
+        padded = data._map_rows(lambda columns: _with_zero_rows(columns, pad_size), count + pad_size)
+    else:
+        source = torch.arange(pad_size) % count if policy == "repeat" else torch.full((pad_size,), count - 1)
+        padded = data._take(torch.cat([torch.arange(count), source]))
+    padded._pad_mask = torch.cat([data.pad_mask, torch.ones(pad_size, dtype=torch.bool)])
     return padded
 
 
@@ -134,16 +139,6 @@ def _check_can_pad(num_rows: int, pad_size: int) -> None:
         raise InvalidValueError(
             f"cannot add {counted(pad_size, 'pad row')} to a batch without rows: there is no row to repeat"
         )
-
-
-def _with_pad_rows(data: B, count: int, pad_size: int, policy: PadPolicy) -> B:
-    if pad_size == 0:
-        return data._take(range(count))
-    if policy == "zeros":
-        return data._map_rows(lambda columns: _with_zero_rows(columns, pad_size), count + pad_size)
-    source = torch.arange(pad_size) % count if policy == "repeat" else torch.full((pad_size,), count - 1)
-    index = torch.cat([torch.arange(count), source])
-    return data._take(index)
 
 
 def _with_zero_rows(columns: Mapping[str, Any], pad_size: int) -> dict[str, Any]:

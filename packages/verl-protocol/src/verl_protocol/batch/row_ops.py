@@ -99,7 +99,8 @@ class BatchRows(BatchPadding):
         repeated = self._take(rows.repeat_interleave(times) if interleave else rows.repeat(times))
         if copy_objects:
             for column in repeated.non_tensor_batch.values():
-                _copy_objects(column)
+                if column.dtype == object:
+                    objects.fill_objects(column, [deep_copy(item, {}) for item in column.ravel().tolist()])
         return repeated
 
     def sample_level_repeat(self, repeat_times: Sequence[int] | torch.Tensor | NDArray[Any]) -> Self:
@@ -130,9 +131,11 @@ class BatchRows(BatchPadding):
 
         def unfold(columns: Mapping[str, Any]) -> dict[str, Any]:
             kept = {key: column for key, column in columns.items() if key not in split}
-            cut = {key: _cut(key, columns[key], n_split) for key in columns if key in split}
             repeated = ops.take_all(kept, torch.arange(count).repeat_interleave(n_split))
-            return {key: cut[key] if key in cut else repeated[key] for key in columns}
+            return {
+                key: repeated[key] if key in kept else _cut(key, column, n_split)
+                for key, column in columns.items()
+            }
 
         return self._map_rows(unfold, count * n_split)
 
@@ -185,19 +188,11 @@ class BatchRows(BatchPadding):
                 size,
             )
         used = count - count % size if drop_last else count
-        if not shuffle:
-            return _in_order(self, used, size, epochs)
-        return _shuffled(self, used, size, epochs, _generator(seed, options.get("generator")))
+        generator = _generator(seed, options.get("generator")) if shuffle else None
+        return _mini_batches(self, used, size, epochs, generator)
 
 
 B = TypeVar("B", bound=BatchRows)
-
-
-def _copy_objects(column: NDArray[Any]) -> None:
-    if column.dtype == object:
-        flat = column.reshape(-1)
-        for at, item in enumerate(flat):
-            flat[at] = deep_copy(item, {})
 
 
 def _cut(key: str, column: Any, n_split: int) -> Any:
@@ -288,18 +283,17 @@ def _shuffle_source(seed: object, generator: object) -> errors.InvalidArgumentEr
     )
 
 
-def _in_order(data: B, used: int, size: int, epochs: int) -> Iterator[B]:
+def _mini_batches(
+    data: B, used: int, size: int, epochs: int, generator: torch.Generator | None
+) -> Iterator[B]:
     sizes = [min(size, used - start) for start in range(0, used, size)]
     kept = data if used == len(data) else data.slice(0, used)
     for _ in range(epochs):
-        yield from kept._split_rows(sizes) if sizes else ()
-
-
-def _shuffled(data: B, used: int, size: int, epochs: int, generator: torch.Generator) -> Iterator[B]:
-    for _ in range(epochs):
-        order = torch.randperm(len(data), generator=generator)[:used]
-        for start in range(0, used, size):
-            yield data[order[start : start + size]]
+        if generator is not None:
+            order = torch.randperm(len(data), generator=generator)[:used]
+            yield from (data[rows] for rows in torch.split(order, sizes))
+        elif sizes:
+            yield from kept._split_rows(sizes)
 
 
 # --- Rows that are groups of rows -------------------------------------------------------------------------

@@ -161,9 +161,7 @@ def check_columns(
         RowCountError: the numbers of rows differ.
     """
     check_disjoint(tensors, non_tensors, TWO_KINDS)
-    counts = {
-        key: ops.num_rows(column) for columns in (tensors, non_tensors) for key, column in columns.items()
-    }
+    counts = {key: ops.num_rows(column) for key, column in {**tensors, **non_tensors}.items()}
     found = set(counts.values()) | ({num_rows} if num_rows is not None else set())
     if len(found) > 1:
         raise errors.RowCountError(
@@ -344,10 +342,8 @@ def misfit(column: Any, dtype: Any, row_shape: Sequence[int | None] | None) -> s
         dtype: of torch or numpy, whose strings may be of any length; None for any.
         row_shape: the sizes of a row, None for any; None for any shape.
     """
-    if dtype is None and row_shape is None:
-        return ""
-    if isinstance(column, np.ndarray) and not len(column):
-        # It says nothing: numpy makes float64 of an empty list.
+    # An array without rows says nothing: numpy makes float64 of an empty list.
+    if (dtype is None and row_shape is None) or (isinstance(column, np.ndarray) and not len(column)):
         return ""
     facts = _facts(column)
     found, shape = getattr(column, "dtype", None), facts.get("row shape", ())

@@ -43,8 +43,7 @@ def difference(first: Any, second: Any) -> str | None:
     """Where two columns of equally many rows differ, for a message; None where they are the same."""
     if columns_equal(first, second):
         return None
-    rows = enumerate(zip(_rows(first), _rows(second), strict=True))
-    for row, (one, other) in rows:
+    for row, (one, other) in enumerate(zip(_rows(first), _rows(second), strict=True)):
         if not equal(one, other):
             return f" first in row {row}: {short(one)} and {short(other)}"
     return " in type, dtype or shape"

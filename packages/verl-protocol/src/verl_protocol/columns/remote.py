@@ -244,17 +244,13 @@ class RemoteColumn:
 
     def names_same(self, other: object) -> bool:
         """Whether both are the same rows of the same pieces, in the same order."""
-        return (
-            isinstance(other, RemoteColumn)
-            and len(self.pieces) == len(other.pieces)
-            and all(one.name == another.name for one, another in zip(self.pieces, other.pieces, strict=True))
-            and same_rows(self.rows, other.rows)
-        )
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether it has less than an eighth of the rows that its pieces keep in the store."""
-        return 8 * len(self) < self.trimmed().starts[-1]
+        if not isinstance(other, RemoteColumn):
+            return False
+        names, others = ([piece.name for piece in column.pieces] for column in (self, other))
+        rows, same = self.rows, other.rows
+        if isinstance(rows, range) and isinstance(same, range):
+            return names == others and rows == same
+        return names == others and (rows is same or np.array_equal(rows, same))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RemoteColumn:
         return RemoteColumn(self.form, self.pieces, self.rows, self.starts)
@@ -323,13 +319,6 @@ def _owner_of_each(rows: RowMap, starts: Sequence[int]) -> NDArray[np.int64]:
 def _here(column: Any) -> RemoteColumn:
     nbytes = int(getattr(column, "nbytes", 0))
     return RemoteColumn(form_of(column), [Piece(None, column, "", int(column.shape[0]), nbytes)])
-
-
-def same_rows(first: RowMap, second: RowMap) -> bool:
-    """Whether both name the same rows in the same order."""
-    if isinstance(first, range) and isinstance(second, range):
-        return first == second
-    return first is second or np.array_equal(np.asarray(first), np.asarray(second))
 
 
 def _version_of(column: Any) -> int:

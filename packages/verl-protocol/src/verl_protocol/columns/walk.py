@@ -66,7 +66,11 @@ def _entries(value: Any) -> Iterable[tuple[object, Any]]:
         items = value.ravel().tolist() if value.dtype == object else ()
         return () if PLAIN.issuperset(map(type, items)) else enumerate(items)
     if is_tensor(value):
-        return _parts_of_jagged(value) if is_jagged(value) else ()
+        if not is_jagged(value):
+            return ()
+        from verl_protocol.columns.jagged import jagged_parts
+
+        return jagged_parts(value)._asdict().items()
     if is_tensordict(value):
         return enumerate(value.tolist()) if is_stack(value) else value.items()
     if hasattr(value, "_held"):  # a batch
@@ -76,13 +80,6 @@ def _entries(value: Any) -> Iterable[tuple[object, Any]]:
     if is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name, None)) for field in fields(value)]
     return ()
-
-
-def _parts_of_jagged(value: torch.Tensor) -> Iterable[tuple[object, Any]]:
-    from verl_protocol.columns.jagged import jagged_parts
-
-    values, offsets, lengths, _ = jagged_parts(value)
-    return [("values", values), ("offsets", offsets), ("lengths", lengths)]
 
 
 # --- Sizes ------------------------------------------------------------------------------------------------
@@ -198,11 +195,9 @@ class Replacer:
             return copy.copy(value) if self._anew else value
         # Not value.copy(): an OrderedDict such as a state_dict has attributes.
         made = self.remember(value, {} if type(value) is dict else copy.copy(value))
-        is_new = self._anew
         for key, item in value.items():
-            form = made[key] = self(item)
-            is_new = is_new or form is not item
-        return made if is_new else value
+            made[key] = self(item)
+        return made if self._anew or _differ(made.values(), value.values()) else value
 
     def _of_list(self, value: list[Any]) -> Any:
         if PLAIN.issuperset(map(type, value)):

@@ -97,13 +97,11 @@ class DataProtoFuture(Pending, Generic[B_co]):
         if row_counts is not None and len(row_counts) != len(futures):
             found = f"{counted(len(futures), 'part')}, {counted(len(row_counts), 'count')}"
             raise InvalidValueError(f"row_counts needs one entry per part: {found}")
-        if row_aligned is None:
-            row_aligned = _is_concat(collect_fn)
         self.collect_fn = collect_fn
         self.futures: list[Part] = list(futures)
         self.dispatch_fn = dispatch_fn
         self.row_counts: list[Any] | None = None if row_counts is None else list(row_counts)
-        self.row_aligned = row_aligned
+        self.row_aligned: bool = _is_concat(collect_fn) if row_aligned is None else row_aligned
         self._cuts: tuple[Cut, ...] = ()
 
     def __repr__(self) -> str:
@@ -298,13 +296,15 @@ class DataProtoFuture(Pending, Generic[B_co]):
     def _piece(self, span: PartSpan, value: Any) -> Any:
         if isinstance(self.futures[span.part], DataProtoFuture):
             return value
-        _check_announced(span.part, span.stop, num_rows_of(value))
-        return narrow_part(value, span.start, span.stop)
+        return _rows_of_part(value, span)
 
     def _of_whole(self, values: Sequence[Any], counts: Sequence[int]) -> tuple[B_co, int]:
         if counts and _is_concat(self.collect_fn):
-            announced = enumerate(zip(values, counts, strict=True))
-            values = [_without_padding(part, value, count) for part, (value, count) in announced]
+            spans = [PartSpan(part, 0, count) for part, count in enumerate(counts)]
+            values = [
+                value if num_rows_of(value) == span.stop else _rows_of_part(value, span)
+                for value, span in zip(values, spans, strict=True)
+            ]
         whole = self.collect_fn(list(values))
         if self.dispatch_fn is not None:
             whole = self.dispatch_fn(whole)
@@ -319,15 +319,11 @@ def _is_concat(collect_fn: object) -> bool:
     return collect_fn is concat_batches or collect_fn is getattr(proto_class(), "concat", concat_batches)
 
 
-def _without_padding(part: int, value: Any, count: int) -> Any:
-    found = num_rows_of(value)
-    _check_announced(part, count, found)
-    return narrow_part(value, 0, count) if found > count else value
-
-
-def _check_announced(part: int, announced: int, found: int) -> None:
-    if found < announced:
-        raise RowCountError(f"part {part} was announced with {counted(announced, 'row')}, but has {found}")
+def _rows_of_part(value: Any, span: PartSpan) -> Any:
+    if (found := num_rows_of(value)) < span.stop:
+        announced = counted(span.stop, "row")
+        raise RowCountError(f"part {span.part} was announced with {announced}, but has {found}")
+    return narrow_part(value, span.start, span.stop)
 
 
 def _rows_of_cut(batch: Any, cut: Cut, num_rows: int) -> Any:
