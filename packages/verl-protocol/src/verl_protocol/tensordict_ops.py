@@ -11,6 +11,7 @@ import torch
 from verl_protocol import errors
 from verl_protocol.arguments import tensordict as checked
 from verl_protocol.batch import convert
+from verl_protocol.batch.column_ops import without
 from verl_protocol.batch.metadata import METRICS, copy_meta, flatten_metrics
 from verl_protocol.batch.padding import pad_dataproto_to_divisor, unpad_dataproto
 from verl_protocol.batch.proto import DataProto
@@ -294,13 +295,11 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
     stacked = convert.stacked_keys([first, second])
     whole = _as_batch(first, stacked).union(_as_batch(second, stacked))
     target = first.clone(recurse=False) if first.is_locked else first
-    held = set(first.keys())
-    for key, column in {**whole._columns(), **whole.non_tensor_batch}.items():
-        if key not in held:
-            _set_column(target, key, column)
-    for key, value in whole.meta_info.items():
-        if key not in held:
-            convert.set_fact(target, key, value)
+    held = dict(first.items())
+    for key, column in without({**whole._columns(), **whole.non_tensor_batch}, held).items():
+        _set_column(target, key, column)
+    for key, value in without(whole.meta_info, held).items():
+        convert.set_fact(target, key, value)
     return target
 
 

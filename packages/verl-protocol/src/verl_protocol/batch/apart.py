@@ -21,9 +21,6 @@ _HEAVY_BYTES: Final = 8_000_000
 
 _MOST_ALONE: Final = MOST_OBJECTS - 1
 
-_CPU = torch.device("cpu")
-
-
 _UNBOUND: Final[Any] = "unbound"
 """The store of pieces that name an object by its number, until `bound` says where the objects lie."""
 
@@ -53,7 +50,8 @@ def set_apart(batch: S, large_bytes: int = LARGE_BYTES) -> tuple[S, list[dict[st
     for number, columns in enumerate(objects):
         for key, column in columns.items():
             piece = Piece(_UNBOUND, number, key, count, large[key])
-            held[key] = RemoteColumn(form_of(column)._replace(device=_CPU), [piece], starts=[0, count])
+            form = form_of(column)._replace(device=torch.device("cpu"))
+            held[key] = RemoteColumn(form, [piece], starts=[0, count])
     return (batch._with_tensors(held) if objects else batch), objects
 
 

@@ -209,7 +209,14 @@ class BatchColumns(BatchRows):
             objects: move tensors inside object columns too.
         """
         objects = flag("objects", objects)
-        target = torch.empty(0, device=_known_device(device)).device
+        try:
+            target = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise errors.DeviceNameError(
+                "device must be one that torch knows, such as 'cpu' or 'cuda:0', got "
+                f"{errors.short(device)}: {str(error).split(':')[0]}"
+            ) from None
+        target = torch.empty(0, device=target).device
         columns = self._held()
         tensors = ops.keep_shared(
             ops.sharing(columns), {key: column.to(target) for key, column in columns.items()}
@@ -253,16 +260,3 @@ def _count(keys: str | Sequence[str] | None) -> int:
 
 def _renamed(columns: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {names.get(key, key): column for key, column in columns.items()}
-
-
-# --- Columns moved to a device ---------------------------------------------------------------------------
-
-
-def _known_device(device: Any) -> torch.device:
-    try:
-        return torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise errors.DeviceNameError(
-            f"device must be one that torch knows, such as 'cpu' or 'cuda:0', got {errors.short(device)}: "
-            f"{str(error).split(':')[0]}"
-        ) from None

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 Ragged: TypeAlias = Collection[str] | Mapping[str, int]
 """Keys of columns ragged in their last dimension, or the ragged dimension of each (1 is a row's first)."""
 
-RaggedDim: TypeAlias = "int | Literal['last'] | None"
-
 
 def list_of_dict_to_dict_of_list(list_of_dict: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """One list per key from dicts that have the same keys; an empty dict from no dicts.
@@ -50,7 +48,7 @@ def columns_from_rows(
     rows: Sequence[Mapping[str, Any]], ragged: Ragged, fill: Mapping[str, Any]
 ) -> tuple[dict[str, torch.Tensor], dict[str, NDArray[Any]]]:
     """Tensor and non-tensor columns of a list of dicts; keys are united."""
-    dims: dict[str, RaggedDim] = {}
+    dims: dict[str, int | Literal["last"] | None] = {}
     dims |= ragged if isinstance(ragged, Mapping) else dict.fromkeys(checks.key_list(ragged), "last")
     keys = dict.fromkeys(key for row in [*rows, fill] for key in row) if rows else {}
     held = {key: [row.get(key, fill.get(key)) for row in rows] for key in keys}

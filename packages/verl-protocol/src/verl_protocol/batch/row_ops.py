@@ -147,7 +147,11 @@ class BatchRows(BatchPadding):
         """The rows of each value of a column, by first appearance; metrics stay with the first group."""
         places: dict[Hashable, list[int]] = {}
         for row, value in enumerate(_group_values(self, key)):
-            places.setdefault(value, []).append(row)
+            try:
+                places.setdefault(value, []).append(row)
+            except TypeError as error:
+                kind = f"cannot group by {type(value).__name__} values: {error}"
+                raise errors.ColumnError(f"column {key!r}: {kind}") from None
         groups = {value: self[found] for value, found in places.items()}
         for group in list(groups.values())[1:]:
             group.meta_info.pop(METRICS, None)
@@ -232,15 +236,7 @@ def _group_values(data: BatchRows, key: str) -> Sequence[Hashable]:
         )
     # All NaNs are one group: NaN differs from itself, so a dict would keep each apart.
     nan = float("nan")
-    values = [nan if isinstance(value, float) and value != value else value for value in column.tolist()]
-    for value in values:
-        try:
-            hash(value)
-        except TypeError as error:
-            raise errors.ColumnError(
-                f"column {key!r}: cannot group by {type(value).__name__} values: {error}"
-            ) from None
-    return values
+    return [nan if isinstance(value, float) and value != value else value for value in column.tolist()]
 
 
 # --- Mini-batches: slices of the batch in order, or one gather each when shuffled -------------------------
@@ -332,7 +328,8 @@ def unfold_batch_dim(data: B, batch_dims: SupportsIndex = 2) -> B:
     dims = whole_number("batch_dims", batch_dims, 1)
     if dims == 1:
         return data.slice()
-    shapes = {key: tuple(column.shape[:dims]) for key, column in _all_columns(data).items()}
+    columns: dict[str, Any] = {**data._columns(), **data.non_tensor_batch}
+    shapes = {key: tuple(column.shape[:dims]) for key, column in columns.items()}
     for key, shape in shapes.items():
         if len(shape) < dims or shape != next(iter(shapes.values())):
             raise errors.ColumnError(
@@ -341,10 +338,6 @@ def unfold_batch_dim(data: B, batch_dims: SupportsIndex = 2) -> B:
             )
     count = math.prod(next(iter(shapes.values()), (len(data),)))
     return _reshape_rows(data, count, lambda column: (count, *column.shape[dims:]))
-
-
-def _all_columns(data: BatchRows) -> dict[str, Any]:
-    return {**data._columns(), **data.non_tensor_batch}
 
 
 def _reshape_rows(data: B, num_rows: int, shape: Callable[[Any], tuple[int, ...]]) -> B:

@@ -36,8 +36,6 @@ CORE_ATTRIBUTES = frozenset(
     ["_tensors", "_tensordict", "_built_here", "_num_rows", "_device", "non_tensor_batch", "meta_info"]
 )
 
-_DICTS = frozenset(["non_tensor_batch", "meta_info"])
-
 PAD_MASK = "pad mask of verl_protocol"
 """The name of the pad mask while it goes through a row operation: none that a user's column has."""
 
@@ -103,7 +101,7 @@ class BatchState(Composite):
         non_tensor_batch = ArraysField()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _DICTS and not isinstance(value, dict):
+        if name in ("non_tensor_batch", "meta_info") and not isinstance(value, dict):
             value = mapping(name, {} if value is None else value)
         object.__setattr__(self, name, value)
 
@@ -301,8 +299,9 @@ class BatchState(Composite):
         The TensorDict that `.batch` built stays the one, so whoever holds it sees the change. What the user
         has handed in may be in other hands too: it stays as it is, and a new container takes its place.
         """
-        held = self._tensordict
-        if held is not None and self._built_here and _is_writable(held, tensors):
+        held: Any = self._tensordict
+        ours = self._built_here and held is not None and not held.is_locked
+        if ours and all(isinstance(column, (torch.Tensor, RemoteColumn)) for column in tensors.values()):
             _fill(held, tensors)
         else:
             self._set_columns(tensors if self._has_batch() else None, num_rows, self._batch_device())
@@ -314,14 +313,6 @@ class BatchState(Composite):
         self._set_columns(tensors, other._row_count(), other._batch_device())
         self.non_tensor_batch, self.meta_info = other.non_tensor_batch, other.meta_info
         self._auto_padding, self._pad_mask = other._auto_padding, other._pad_mask
-
-
-def _is_writable(tensordict: TensorDict, tensors: Mapping[str, Any]) -> bool:
-    """Whether columns can be put into this TensorDict itself without fail."""
-    from tensordict import TensorDict
-
-    plain = type(tensordict) is TensorDict and not tensordict.is_locked
-    return plain and all(isinstance(value, (torch.Tensor, RemoteColumn)) for value in tensors.values())
 
 
 def _fill(tensordict: TensorDict, columns: Mapping[str, Any]) -> None:

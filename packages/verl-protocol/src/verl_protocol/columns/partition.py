@@ -135,12 +135,9 @@ def _differencing(weights: list[float], num_parts: int, equal_size: bool) -> Seq
         first, second = heapq.heappop(heap)[2], heapq.heappop(heap)[2]
         pairs = zip(first, reversed(second), strict=True)
         merged = [(heavy + light, rows + others) for (heavy, rows), (light, others) in pairs]
-        merged.sort(key=_weight, reverse=True)
+        merged.sort(key=itemgetter(0), reverse=True)
         heapq.heappush(heap, (-_spread(merged), number, merged))
     return [rows for _, rows in heap[0][2]]
-
-
-_weight = itemgetter(0)
 
 
 def _spread(candidate: _Candidate) -> float:

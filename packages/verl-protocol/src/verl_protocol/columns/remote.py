@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ class Store(Protocol):
 
     def put(self, columns: Mapping[str, Any]) -> Any:
         """A reference to these columns."""
-        ...
 
     def fetch(self, pieces: Sequence[Piece], columns: str) -> list[Mapping[str, Any]]:
         """What the reference of each piece stands for: columns by key, which nobody writes to.
@@ -44,7 +43,6 @@ class Store(Protocol):
         Raises:
             ColumnsLost: what a reference stands for is no longer there.
         """
-        ...
 
 
 class ColumnForm(NamedTuple):
@@ -117,8 +115,6 @@ class Piece(NamedTuple):
         """What tells its rows from those of all other pieces."""
         return (0, id(self.ref), "") if self.store is None else (id(self.store), self.ref, self.key)
 
-
-_NUM_ROWS: Final = attrgetter("num_rows")
 
 RowMap: TypeAlias = "range | NDArray[np.int64]"
 """Rows of all pieces, counted through.
@@ -309,7 +305,7 @@ def _joined(maps: Sequence[RowMap]) -> RowMap:
 
 def _starts_of(pieces: Sequence[Piece]) -> list[int]:
     """Where each piece begins among the rows of all, and where the last one ends."""
-    return list(accumulate(map(_NUM_ROWS, pieces), initial=0))
+    return list(accumulate(map(attrgetter("num_rows"), pieces), initial=0))
 
 
 def _owner_of_each(rows: RowMap, starts: Sequence[int]) -> NDArray[np.int64]:

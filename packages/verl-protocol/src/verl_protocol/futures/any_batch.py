@@ -112,8 +112,7 @@ class BatchData:
         if kind is None:
             raise _no_batch("chunk", self.data)
         if kind == "DataProtoFuture":
-            futures: list[Any] = self.data.chunk(chunks, uneven=uneven)
-            return futures
+            return list(self.data.chunk(chunks, uneven=uneven))
         return [like(self.data, part) for part in as_proto(self.data).chunk(chunks, uneven=uneven)]
 
     def concat(self) -> Any:

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from verl_protocol import errors
 from verl_protocol.arguments import flag, whole_number
-from verl_protocol.errors import (
-    InvalidTypeError,
-    InvalidValueError,
-    NothingToConcatError,
-    RowCountError,
-    UnevenRowsError,
-    counted,
-)
 from verl_protocol.futures.any_batch import (
     AsyncFetch,
     BatchData,
@@ -95,8 +88,8 @@ class DataProtoFuture(Pending, Generic[B_co]):
         row_aligned: bool | None = None,
     ) -> None:
         if row_counts is not None and len(row_counts) != len(futures):
-            found = f"{counted(len(futures), 'part')}, {counted(len(row_counts), 'count')}"
-            raise InvalidValueError(f"row_counts needs one entry per part: {found}")
+            found = f"{errors.counted(len(futures), 'part')}, {errors.counted(len(row_counts), 'count')}"
+            raise errors.InvalidValueError(f"row_counts needs one entry per part: {found}")
         self.collect_fn = collect_fn
         self.futures: list[Part] = list(futures)
         self.dispatch_fn = dispatch_fn
@@ -105,7 +98,7 @@ class DataProtoFuture(Pending, Generic[B_co]):
         self._cuts: tuple[Cut, ...] = ()
 
     def __repr__(self) -> str:
-        parts = counted(len(self.futures), "part")
+        parts = errors.counted(len(self.futures), "part")
         cuts = "".join(f", {cut}" for cut in self._cuts[-_MOST_CUTS:])
         # What it is to whoever has it; how a backend made it is no matter of theirs.
         return f"DataProtoFuture({parts}{', ...' if len(self._cuts) > _MOST_CUTS else ''}{cuts})"
@@ -116,10 +109,10 @@ class DataProtoFuture(Pending, Generic[B_co]):
             raise AttributeError(f"a DataProtoFuture has no {name!r}; {_WAY_TO_BATCH}")
 
         def __getitem__(self, item: object) -> Any:  # which Python asks for rows to iterate over, too
-            raise InvalidTypeError(f"a DataProtoFuture has no rows yet; {_WAY_TO_BATCH}")
+            raise errors.InvalidTypeError(f"a DataProtoFuture has no rows yet; {_WAY_TO_BATCH}")
 
         def __len__(self) -> int:
-            raise InvalidTypeError(f"a DataProtoFuture does not say its length; {_WAY_TO_BATCH}")
+            raise errors.InvalidTypeError(f"a DataProtoFuture does not say its length; {_WAY_TO_BATCH}")
 
         def __bool__(self) -> bool:
             return True  # not asked of `__len__`
@@ -132,9 +125,9 @@ class DataProtoFuture(Pending, Generic[B_co]):
             NothingToConcatError: no parts.
         """
         if not data:
-            raise NothingToConcatError
+            raise errors.NothingToConcatError
         counts = None
-        if all(map(_tells_rows, data)):
+        if all(is_batch(part) or (isinstance(part, DataProtoFuture) and part.tells_rows) for part in data):
             counts = [num_rows_of(part) if is_batch(part) else RowsOf(part) for part in data]
         return DataProtoFuture(concat_batches, data, row_counts=counts)
 
@@ -268,7 +261,7 @@ class DataProtoFuture(Pending, Generic[B_co]):
             return None
         try:
             return span_of(self._cuts, sum(counts))
-        except UnevenRowsError:
+        except errors.UnevenRowsError:
             # The batch itself may allow it: one with auto padding does.
             return None
 
@@ -321,8 +314,8 @@ def _is_concat(collect_fn: object) -> bool:
 
 def _rows_of_part(value: Any, span: PartSpan) -> Any:
     if (found := num_rows_of(value)) < span.stop:
-        announced = counted(span.stop, "row")
-        raise RowCountError(f"part {span.part} was announced with {announced}, but has {found}")
+        announced = errors.counted(span.stop, "row")
+        raise errors.RowCountError(f"part {span.part} was announced with {announced}, but has {found}")
     return narrow_part(value, span.start, span.stop)
 
 
@@ -331,7 +324,3 @@ def _rows_of_cut(batch: Any, cut: Cut, num_rows: int) -> Any:
         return narrow_part(batch, *cut.span(num_rows))
     # Of a batch without rows all pieces look alike, but only the first has the metrics.
     return BatchData(batch).chunk(cut.num_pieces, cut.uneven)[cut.piece]
-
-
-def _tells_rows(part: Part) -> bool:
-    return is_batch(part) or (isinstance(part, DataProtoFuture) and part.tells_rows)

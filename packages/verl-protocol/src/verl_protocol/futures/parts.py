@@ -37,7 +37,6 @@ class SupportsFuture(Protocol):
 
     def future(self) -> SupportsResult:
         """A future of the value."""
-        ...
 
 
 Part: TypeAlias = SupportsResult | SupportsFuture | Any
@@ -188,13 +187,11 @@ class RowsOf(Pending):
 
     def get(self, timeout: float | None = None, fetch: Fetch | None = None) -> int:
         """The number of rows."""
-        count: int = self.future.row_count(timeout, fetch)
-        return count
+        return int(self.future.row_count(timeout, fetch))
 
     async def aget(self, timeout: float | None = None, fetch: AsyncFetch | None = None) -> int:
         """The number of rows, awaited."""
-        count: int = await self.future.arow_count(timeout, fetch)
-        return count
+        return int(await self.future.arow_count(timeout, fetch))
 
 
 # --- Which rows of which parts a share of a batch consists of, before any part has been fetched -----------
