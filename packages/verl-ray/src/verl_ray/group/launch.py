@@ -40,7 +40,7 @@ from verl_ray.wire.message import ONE_READER, check_picklable
 from verl_ray.wire.refs import cloud_dumps, connection
 from verl_ray.worker.actor import CLEAN_UP, RayClassWithInitArgs, check_transports
 from verl_ray.worker.environment import checked_env, forwarded_env, merge_settings
-from verl_ray.worker.host import Assignment, WorkerReport
+from verl_ray.worker.host import Assignment, WorkerReport, startup_times
 from verl_ray.worker.rendezvous import Rendezvous
 
 _log = logging.getLogger("verl_ray")
@@ -153,19 +153,12 @@ class LaunchSpec:
         places = zip(pool.local_rank_list(), pool.local_world_size_list(), strict=True)
         return [
             Assignment(
-                RankInfo(
-                    rank=rank,
-                    world_size=pool.world_size,
-                    local_rank=local_rank,
-                    local_world_size=local_world_size,
-                    group_prefix=self.name,
-                    backend="ray",
-                ),
+                RankInfo(rank, pool.world_size, *place, group_prefix=self.name, backend="ray"),
                 accelerator,
                 origin,
                 number,
             )
-            for rank, (local_rank, local_world_size) in enumerate(places)
+            for rank, place in enumerate(places)
         ]
 
     def _origin(self) -> bytes:
@@ -220,42 +213,6 @@ def runtime_env_of(
     )
 
 
-@dataclass(frozen=True)
-class Launch:
-    """Actors that are starting."""
-
-    spec: LaunchSpec
-    slots: tuple[Slot, ...]
-    handles: tuple[Any, ...]
-    names: tuple[str, ...]
-    meeting: Any
-    set_ups: tuple[Any, ...]
-    requested_at: float
-    deadline: float
-
-
-def launch(spec: LaunchSpec, slots: tuple[Slot, ...], number: int) -> Launch:
-    """Request all actors and send their set-up calls, for the time of this number; returns at once."""
-    if _UV_SWITCH not in os.environ and (through_uv := _through_uv()):
-        _warn_once(f"{through_uv}; {_UV_SWITCH}=1 instead says that this is wanted")
-    requested_at, deadline = time.time(), time.monotonic() + spec.timeout_s
-    options, names = spec.options(), spec.names(number)
-    handles: list[Any] = []
-    try:
-        for rank, (slot, name) in enumerate(zip(slots, names, strict=True)):
-            place = PlacementGroupSchedulingStrategy(
-                slot.placement_group, placement_group_bundle_index=slot.bundle_index
-            )
-            own = {**options, "scheduling_strategy": place, "name": name}
-            handles.append(_start_actor(spec, own, rank))
-        meeting = handles[0]._verl_open_rendezvous.remote(spec.rendezvous)
-        set_ups = _send_set_ups(spec, handles, spec.assignments(number), meeting)
-    except BaseException:
-        end(handles)
-        raise
-    return Launch(spec, slots, tuple(handles), names, meeting, set_ups, requested_at, deadline)
-
-
 def _through_uv() -> str:
     """What to know where Ray starts every process of this program by `uv run`; "" where it does not."""
     command = str(ray.get_runtime_context().runtime_env.get("py_executable"))
@@ -273,105 +230,152 @@ def _warn_once(text: str) -> None:
     _log.warning(text)
 
 
-def _start_actor(spec: LaunchSpec, options: Mapping[str, Any], rank: int) -> Any:
-    label = f"{spec.name} {spec.template.user_class.__name__} rank {rank}"
-    try:
-        return spec.template.remote(options, label)
-    except ActorAlreadyExistsError:
-        raise errors.NameTakenError(
-            f"group {spec.name!r} cannot start a worker named {options['name']!r}: one of that name lives "
-            "already; choose another name_prefix, attach to it with "
-            "RayWorkerGroup.from_detached(worker_names=[...]), or end it with destroy_detached([...])"
-        ) from None
+class Launch:
+    """One start of a group's workers: all actors are requested and their set-up calls sent when it is made.
 
+    Args:
+        spec: what was asked.
+        places: where they run.
+        number: how often the group was started before.
 
-def _send_set_ups(
-    spec: LaunchSpec, handles: Sequence[Any], assignments: Sequence[Assignment], meeting: Any
-) -> tuple[Any, ...]:
-    args, kwargs = spec.template.constructor_arguments()
-    call = RankCall(0, args, kwargs)
-    arguments = Arguments([call] * len(handles))
-    try:
-        message, *refs = Packer(arguments.stored("many"), arguments.bulky).pack(call, ONE_READER) or (None,)
-    except Exception:
-        for made in spec.template.constructions():
-            given = RankCall(0, made.args, made.kwargs)
-            labels = Labels(f"{made.cls.__name__}.__init__")
-            if (named := unpicklable(labels, [given], check_picklable)) is not None:
-                raise named from None
-        raise
-    return tuple(
-        handle._verl_set_up.remote(assignment, meeting, message, *refs)
-        for handle, assignment in zip(handles, assignments, strict=True)
-    )
-
-
-def await_start(launched: Launch) -> list[WorkerReport]:
-    """What all workers say after their constructors, in rank order.
-
-    Raises:
-        WorkerGroupError: a constructor raised or a worker died; names every failed rank.
-        StartTimeout: not all were ready in time.
-        NodeLost: a node that held a place of the group is gone.
-        ResourceUnavailable: no port for the meeting point.
+    Attributes:
+        handles: the actors, in rank order.
+        names: their names.
     """
-    try:
-        return _reports(launched)
-    except (RayError, TimeoutError) as error:
-        raise _start_failure(launched, error) from None
 
-
-def _reports(launched: Launch) -> list[WorkerReport]:
-    """What all workers say, while the cluster is looked at from time to time.
-
-    A long wait is logged twice: as news, and as a warning where half of the time allowed is over.
-    """
-    spec = launched.spec
-    warned_after = min(_WARNED_AFTER_S, spec.timeout_s / 2)
-    notices = [(min(_SAID_AFTER_S, warned_after), logging.INFO), (warned_after, logging.WARNING)]
-    parts = [AnswerPart(ref) for ref in launched.set_ups]
-    arriving = PartsArriving(parts)
-    while True:
-        left = launched.deadline - time.monotonic()
+    def __init__(self, spec: LaunchSpec, places: Places, number: int) -> None:
+        if _UV_SWITCH not in os.environ and (through_uv := _through_uv()):
+            _warn_once(f"{through_uv}; {_UV_SWITCH}=1 instead says that this is wanted")
+        self._spec, self._places = spec, places
+        self._requested_at, self._deadline = time.time(), time.monotonic() + spec.timeout_s
+        self.names: tuple[str, ...] = spec.names(number)
+        self.handles: list[Any] = []
         try:
-            came = arriving.wait(Deadline(max(0.0, min(left, _LOOK_S))))
-            return [came[part] for part in parts]
-        except TimeoutError as error:
-            if left <= _LOOK_S or isinstance(error, RayError):
-                raise
-        if lost := spec.pool.lost_nodes():
-            raise errors.NodeLost(spec.name, _START, lost)
-        waited = time.time() - launched.requested_at
-        while notices and waited >= notices[0][0]:
-            _, level = notices.pop(0)
-            _log.log(level, "group %r: after %.0f s %s", spec.name, waited, _still_missing(launched))
+            options = spec.options()
+            for rank, slot in enumerate(places.slots):
+                self.handles.append(self._start_actor(rank, slot, options))
+            self._meeting = self.handles[0]._verl_open_rendezvous.remote(spec.rendezvous)
+            self._set_ups = self._send_set_ups(spec.assignments(number))
+        except BaseException:
+            end(self.handles)
+            raise
 
+    def _start_actor(self, rank: int, slot: Slot, options: Mapping[str, Any]) -> Any:
+        template, group, name = self._spec.template, self._spec.name, self.names[rank]
+        place = PlacementGroupSchedulingStrategy(
+            slot.placement_group, placement_group_bundle_index=slot.bundle_index
+        )
+        own = {**options, "scheduling_strategy": place, "name": name}
+        try:
+            return template.remote(own, f"{group} {template.user_class.__name__} rank {rank}")
+        except ActorAlreadyExistsError:
+            raise errors.NameTakenError(
+                f"group {group!r} cannot start a worker named {name!r}: one of that name lives already; "
+                "choose another name_prefix, attach to it with "
+                "RayWorkerGroup.from_detached(worker_names=[...]), or end it with destroy_detached([...])"
+            ) from None
 
-def _still_missing(launched: Launch) -> str:
-    """Who is waited for, and what for: a place, a process, its imports, or the user's constructor."""
-    stages: dict[str, list[int]] = {}
-    _, silent = survey(launched.set_ups, 0.0)
-    for rank in silent:
-        stages.setdefault(_stage(launched.handles[rank]), []).append(rank)
-    told = [f"ranks {ranks} are still {stage}" for stage, ranks in stages.items()]
-    return "; ".join([*told, *_in_the_way(launched, silent)])
+    def _send_set_ups(self, assignments: Sequence[Assignment]) -> list[Any]:
+        template = self._spec.template
+        call = RankCall(0, *template.constructor_arguments())
+        arguments = Arguments([call] * len(assignments))
+        try:
+            message, *refs = Packer(arguments.stored("many"), arguments.bulky).pack(call, ONE_READER) or (
+                None,
+            )
+        except Exception:
+            for made in template.constructions():
+                given = RankCall(0, made.args, made.kwargs)
+                labels = Labels(f"{made.cls.__name__}.__init__")
+                if (named := unpicklable(labels, [given], check_picklable)) is not None:
+                    raise named from None
+            raise
+        return [
+            handle._verl_set_up.remote(assignment, self._meeting, message, *refs)
+            for handle, assignment in zip(self.handles, assignments, strict=True)
+        ]
 
+    def reports(self) -> list[WorkerReport]:
+        """What all workers say after their constructors, in rank order.
 
-def _in_the_way(launched: Launch, ranks: Sequence[int]) -> list[str]:
-    """The actors on the places that these ranks wait for, but for those of groups that have a share there.
+        The cluster is looked at from time to time. A long wait is logged twice: as news, and as a warning
+        where half of the time allowed is over.
 
-    A group that was dropped gave its share back, while Ray lets its actors live as long as somebody holds a
-    handle of theirs, or a call of theirs runs.
-    """
-    found: list[str] = []
-    for rank in ranks:
-        if actor_state(launched.handles[rank]._actor_id.hex()) == "PENDING_CREATION":
-            there = actors_on(*launched.slots[rank].key)
-            strangers = [
-                f"{name}, id {actor}" for actor, name in there.items() if maker_of_actor(actor) is None
-            ]
-            found += [f"on the place of rank {rank} lives {each}" for each in strangers]
-    return found
+        Raises:
+            WorkerGroupError: a constructor raised or a worker died; names every failed rank.
+            StartTimeout: not all were ready in time.
+            NodeLost: a node that held a place of the group is gone.
+            ResourceUnavailable: no port for the meeting point.
+        """
+        spec = self._spec
+        warned_after = min(_WARNED_AFTER_S, spec.timeout_s / 2)
+        notices = [(min(_SAID_AFTER_S, warned_after), logging.INFO), (warned_after, logging.WARNING)]
+        parts = [AnswerPart(ref) for ref in self._set_ups]
+        arriving = PartsArriving(parts)
+        while True:
+            left = self._deadline - time.monotonic()
+            try:
+                came = arriving.wait(Deadline(max(0.0, min(left, _LOOK_S))))
+                return [came[part] for part in parts]
+            except (RayError, TimeoutError) as error:
+                if left <= _LOOK_S or isinstance(error, RayError):
+                    raise self._failure(error) from None
+            if lost := spec.pool.lost_nodes():
+                raise errors.NodeLost(spec.name, _START, lost)
+            waited = time.time() - self._requested_at
+            while notices and waited >= notices[0][0]:
+                _, level = notices.pop(0)
+                _log.log(level, "group %r: after %.0f s %s", spec.name, waited, self._still_missing())
+
+    def times(self, reports: Sequence[WorkerReport]) -> dict[str, Any]:
+        """Seconds that each stage of the start took; see `startup_times`."""
+        return {"placement_s": self._places.placement_s, **startup_times(reports, self._requested_at)}
+
+    def _still_missing(self) -> str:
+        """Who is waited for, and what for: a place, a process, its imports, or the user's constructor."""
+        stages: dict[str, list[int]] = {}
+        _, silent = survey(self._set_ups, 0.0)
+        for rank in silent:
+            stages.setdefault(_stage(self.handles[rank]), []).append(rank)
+        told = [f"ranks {ranks} are still {stage}" for stage, ranks in stages.items()]
+        return "; ".join([*told, *self._in_the_way(silent)])
+
+    def _in_the_way(self, ranks: Sequence[int]) -> list[str]:
+        """The actors on the places that these ranks wait for, but for those of groups with a share there.
+
+        A group that was dropped gave its share back, while Ray lets its actors live as long as somebody holds
+        a handle of theirs, or a call of theirs runs.
+        """
+        return [
+            f"on the place of rank {rank} lives {name}, id {actor}"
+            for rank in ranks
+            if actor_state(self.handles[rank]._actor_id.hex()) == "PENDING_CREATION"
+            for actor, name in actors_on(*self._places.slots[rank].key).items()
+            if maker_of_actor(actor) is None
+        ]
+
+    def _failure(self, error: Exception) -> Exception:
+        spec = self._spec
+        if not isinstance(error, RayError):
+            _, silent = survey(self._set_ups, 0.0)
+            way_out = _through_uv()
+            if strangers := self._in_the_way(silent):
+                way_out = (
+                    f"{'; '.join(strangers)}: actors of no group here that has a share; let go of their "
+                    "handles, or end them with ray.kill(ray.get_actor(name, namespace)), then make the group "
+                    "again"
+                )
+            return errors.StartTimeout(spec.name, spec.timeout_s, silent, way_out)
+        # Every other rank waits for rank 0's answer about the meeting point, and fails for want of it.
+        raised, silent = survey([self._meeting], 0.0)
+        if not raised:
+            raised, silent = survey(self._set_ups, spec.grace_s)
+        elif isinstance(cause := getattr(raised[0], "cause", None), errors.ResourceUnavailable):
+            return cause
+        failures = describe_failures(raised, {})
+        if any(map(is_gone, raised.values())) and (lost := spec.pool.lost_nodes()):
+            return errors.NodeLost(spec.name, _START, lost, failures, silent)
+        return WorkerGroupError(spec.name, _START, failures, silent)
 
 
 def _stage(handle: Any) -> str:
@@ -381,31 +385,6 @@ def _stage(handle: Any) -> str:
     if state == "PENDING_CREATION":
         return "waiting for a process, or importing their code"
     return f"{state}, in Ray's words"
-
-
-def _start_failure(launched: Launch, error: Exception) -> Exception:
-    spec = launched.spec
-    if not isinstance(error, RayError):
-        _, silent = survey(launched.set_ups, 0.0)
-        way_out = _through_uv()
-        if strangers := _in_the_way(launched, silent):
-            way_out = (
-                f"{'; '.join(strangers)}: actors of no group here that has a share; let go of their handles, "
-                "or end them with ray.kill(ray.get_actor(name, namespace)), then make the group again"
-            )
-        return errors.StartTimeout(spec.name, spec.timeout_s, silent, way_out)
-    # Every other rank waits for rank 0's answer about the meeting point, and fails for want of it.
-    raised, silent = survey([launched.meeting], 0.0)
-    if raised:
-        cause = getattr(raised[0], "cause", None)
-        if isinstance(cause, errors.ResourceUnavailable):
-            return cause
-    else:
-        raised, silent = survey(launched.set_ups, spec.grace_s)
-    failures = describe_failures(raised, {})
-    if any(map(is_gone, raised.values())) and (lost := spec.pool.lost_nodes()):
-        return errors.NodeLost(spec.name, _START, lost, failures, silent)
-    return WorkerGroupError(spec.name, _START, failures, silent)
 
 
 def end(handles: Sequence[Any]) -> None:

@@ -19,9 +19,9 @@ from verl_dispatch.workers.rank import RankInfo
 from verl_ray.calls.failures import began_with, describe_failures, explained, is_gone
 from verl_ray.calls.makers import remember, retire
 from verl_ray.errors import NodeLost, NotTheOwnerError, StaleFutureError
-from verl_ray.group.launch import Launch, LaunchSpec, Places, await_start, end, launch
+from verl_ray.group.launch import Launch, LaunchSpec, Places, end
 from verl_ray.wire.refs import connection, hear, no_connection
-from verl_ray.worker.host import WorkerReport, startup_times
+from verl_ray.worker.host import WorkerReport
 
 _log = logging.getLogger(__name__)
 
@@ -93,10 +93,9 @@ class WorkerSet:
     def start(self) -> None:
         """Request the workers of this generation; returns at once."""
         with self._lock:
-            spec, places = self._own()
-            self._launched = launch(spec, places.slots, self._launches)
+            self._launched = Launch(*self._own(), self._launches)
             self._launches += 1
-            self.handles, self.names = self._launched.handles, self._launched.names
+            self.handles, self.names = tuple(self._launched.handles), self._launched.names
             remember(self, self.handles, self.generation)
 
     def ready(self) -> None:
@@ -117,16 +116,15 @@ class WorkerSet:
 
     def _await_launch(self) -> None:
         # Another thread may have waited meanwhile.
-        if self._places is None or self._launched is None:
+        if self._launched is None:
             return
         try:
-            reports = await_start(self._launched)
+            reports = self._launched.reports()
         except WorkerGroupError:
             if ended := self._ended(self.generation):
                 raise WorkerGroupError(self.name, "__init__", reason=ended) from None
             raise
-        stages = startup_times(reports, self._launched.requested_at)
-        self._times = {"placement_s": self._places.placement_s, **stages}
+        self._times = self._launched.times(reports)
         self._reports, self._launched = dict(enumerate(reports)), None
 
     def startup_times(self) -> dict[str, Any]:
@@ -257,9 +255,6 @@ class WorkerSet:
     def _dismiss(self) -> None:
         """End the workers, and nothing else."""
         handles, self.handles, self._launched = self.handles, (), None
-        self._end(handles)
-
-    def _end(self, handles: Sequence[Any]) -> None:
         # Workers of a cluster that this process has left ended with it, or are out of reach.
         if not self._left_cluster():
             end(handles)
@@ -280,12 +275,12 @@ class WorkerSet:
 
     def close(self) -> None:
         """End the workers that were started here and give the place on the pool back. Safe to call twice."""
-        with self._lock:
-            was_open, self._closed = not self._closed, True
-            handles, self.handles, self._launched = self.handles, (), None
         try:
-            if was_open and self.owned:
-                self._end(handles)
+            with self._lock:
+                self._closed = True
+                if not self.owned:
+                    self.handles = ()
+                self._dismiss()
             for watch in self.watches:
                 watch.stop()
         finally:
