@@ -4,28 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from verl_dispatch.errors import CallTimeout, NotTheOwnerError, WorkerFailure, WorkerGroupError
+from verl_dispatch.errors import CallTimeout, WorkerFailure, WorkerGroupError
+from verl_dispatch.errors import NotTheOwnerError as NotTheOwnerError
 from verl_protocol.errors import InvalidValueError, PortableError
-
-__all__ = [
-    "NOTHING_LEFT",
-    "AcceleratorNotOffered",
-    "AttachError",
-    "NameTakenError",
-    "NodeLost",
-    "NotTheOwnerError",
-    "PlacementTimeout",
-    "PoolAlreadyPlaced",
-    "PoolClosed",
-    "PoolFull",
-    "ResourceUnavailable",
-    "StaleFutureError",
-    "StartTimeout",
-    "TransportRefusedError",
-    "out_of_reach",
-    "unusable",
-]
-
 
 NOTHING_LEFT = "Nothing stays reserved"
 
