@@ -9,7 +9,7 @@ from typing import Literal
 from verl_protocol.errors import InvalidValueError
 
 from verl_ray.doctor.facts import DoctorFacts, gib
-from verl_ray.pools.devices import DEVICE_MASKS, unify_masks
+from verl_ray.pools.devices import unify_masks
 from verl_ray.worker.environment import RANK_VARIABLES
 
 _OLDEST_RAY = (2, 51)
@@ -62,7 +62,7 @@ def _programs(facts: DoctorFacts) -> Iterator[Finding]:
 
 def _variables(facts: DoctorFacts) -> Iterator[Finding]:
     try:
-        unify_masks({name: value for name, value in facts.environ.items() if name in DEVICE_MASKS})
+        unify_masks(facts.environ)
     except InvalidValueError as conflict:
         yield Finding("error", str(conflict), "unset all but one of them, also where `ray start` is run")
     for name, value in facts.environ.items():

@@ -67,7 +67,17 @@ def _is_client() -> bool:
 def alive_nodes() -> tuple[NodeFacts, ...]:
     """All living nodes, in the order Ray lists them."""
     free = ray_state.available_resources_per_node()
-    return tuple(_facts(node, free) for node in ray.nodes() if node["Alive"])
+    return tuple(
+        NodeFacts(
+            node_id=node["NodeID"],
+            address=node["NodeManagerAddress"],
+            total=dict(node["Resources"]),
+            free=dict(free.get(node["NodeID"], {})),
+            labels=dict(node.get("Labels") or {}),
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    )
 
 
 def offered_resources() -> list[str]:
@@ -83,17 +93,6 @@ def alive_node_ids() -> frozenset[str]:
 def dead_node_addresses() -> tuple[str, ...]:
     """Addresses of the nodes that the cluster has lost."""
     return tuple(str(node["NodeManagerAddress"]) for node in ray.nodes() if not node["Alive"])
-
-
-def _facts(node: Mapping[str, Any], free: Mapping[str, Mapping[str, float]]) -> NodeFacts:
-    node_id = str(node["NodeID"])
-    return NodeFacts(
-        node_id=node_id,
-        address=str(node["NodeManagerAddress"]),
-        total=dict(node["Resources"]),
-        free=dict(free.get(node_id, {})),
-        labels=dict(node.get("Labels") or {}),
-    )
 
 
 def node_addresses() -> dict[str, str]:

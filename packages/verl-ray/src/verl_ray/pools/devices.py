@@ -14,10 +14,12 @@ from verl_ray.errors import unusable
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One kind of accelerator: its Ray resource, the mask variable, and how Ray's switch calls that."""
+    """One kind of accelerator: its Ray resource, the mask variable, torch's names for such devices, and how
+    Ray's switch calls the mask."""
 
     resource: str
     mask: str | None = None
+    devices: tuple[str, ...] = ()
     noset: str | None = None
     # Ray refuses fractions of some kinds, so a slot of these serves one group at a time.
     fractional: bool = True
@@ -26,26 +28,16 @@ class Accelerator:
 _KNOWN = {
     each.resource: each
     for each in (
-        Accelerator("GPU", "CUDA_VISIBLE_DEVICES"),
-        Accelerator("NPU", "ASCEND_RT_VISIBLE_DEVICES"),
-        Accelerator("TPU", "TPU_VISIBLE_CHIPS", fractional=False),
-        Accelerator("HPU", "HABANA_VISIBLE_MODULES", fractional=False),
-        Accelerator("neuron_cores", "NEURON_RT_VISIBLE_CORES", fractional=False),
+        Accelerator("GPU", "CUDA_VISIBLE_DEVICES", ("cuda", "gpu", "hip", "rocm", "xpu")),
+        Accelerator("NPU", "ASCEND_RT_VISIBLE_DEVICES", ("npu",)),
+        Accelerator("TPU", "TPU_VISIBLE_CHIPS", ("tpu",), fractional=False),
+        Accelerator("HPU", "HABANA_VISIBLE_MODULES", ("hpu",), fractional=False),
+        Accelerator("neuron_cores", "NEURON_RT_VISIBLE_CORES", ("neuron",), fractional=False),
         Accelerator("RBLN", "RBLN_DEVICES", noset="RBLN_RT_VISIBLE_DEVICES", fractional=False),
     )
 }
 
-_RESOURCE_OF_DEVICE = {
-    "cuda": "GPU",
-    "gpu": "GPU",
-    "hip": "GPU",
-    "rocm": "GPU",
-    "xpu": "GPU",
-    "npu": "NPU",
-    "tpu": "TPU",
-    "hpu": "HPU",
-    "neuron": "neuron_cores",
-}
+_RESOURCE_OF_DEVICE = {device: each.resource for each in _KNOWN.values() for device in each.devices}
 
 # One setting, three names: what CUDA_VISIBLE_DEVICES is to NVIDIA, the other two are to AMD.
 _CUDA, _HIP, _ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
@@ -79,17 +71,16 @@ def resource_of_device(device_name: str) -> str:
     >>> resource_of_device("cuda"), resource_of_device("npu")
     ('GPU', 'NPU')
     """
-    try:
-        return _RESOURCE_OF_DEVICE[text("device_name", device_name).lower()]
-    except KeyError:
-        known = ", ".join(sorted(_RESOURCE_OF_DEVICE))
+    resource = _RESOURCE_OF_DEVICE.get(text("device_name", device_name).lower())
+    if resource is None:
         raise unusable(
             "device_name",
             device_name,
-            f"one of {known}; for workers without accelerators make the pool with "
-            "RayResourcePool(..., use_gpu=False), and name any other Ray resource with "
+            f"one of {', '.join(sorted(_RESOURCE_OF_DEVICE))}; for workers without accelerators make the "
+            "pool with RayResourcePool(..., use_gpu=False), and name any other Ray resource with "
             "RayResourcePool(..., accelerator=NAME)",
-        ) from None
+        )
+    return resource
 
 
 def worker_demand(num_cpus: float, accelerator: Accelerator | None, amount: float) -> dict[str, Any]:
@@ -108,8 +99,7 @@ def worker_demand(num_cpus: float, accelerator: Accelerator | None, amount: floa
 
 def hidden_masks() -> dict[str, str]:
     """Variables that hide every accelerator from a CPU worker, whatever this Ray version does by itself."""
-    masks = {each.mask: "" for each in _KNOWN.values() if each.mask}
-    return masks | {_HIP: ""}
+    return {each.mask: "" for each in _KNOWN.values() if each.mask} | {_HIP: ""}
 
 
 def is_noset(environ: Mapping[str, str], accelerator: Accelerator) -> bool:

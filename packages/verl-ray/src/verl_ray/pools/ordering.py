@@ -5,8 +5,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 NaturalKey = tuple[tuple[int, int, str], ...]
+BundleRow = tuple[str, str, int, Sequence[str]]
+"""Node id, node address, bundle index, accelerator ids."""
 
 
 def natural_key(text: str) -> NaturalKey:
@@ -33,9 +36,7 @@ def node_order_key(address: str, node_id: str = "") -> tuple[int, int, NaturalKe
     return 0 if parsed.version == 4 else 1, int(parsed), natural_key(scope), node_id
 
 
-def order_bundles(
-    rows: Iterable[tuple[str, str, int, Sequence[str]]],
-) -> list[tuple[str, str, int, Sequence[str]]]:
+def order_bundles(rows: Iterable[BundleRow]) -> list[BundleRow]:
     """Sort `(node_id, node_address, bundle_index, accelerator_ids)` by node, then accelerator, then bundle.
 
     >>> rows = [("b", "10.0.0.3", 1, ["0"]), ("a", "10.0.0.2", 3, ["1"]), ("a", "10.0.0.2", 0, ["0"])]
@@ -45,9 +46,7 @@ def order_bundles(
     return sorted(rows, key=_bundle_key)
 
 
-def _bundle_key(
-    row: tuple[str, str, int, Sequence[str]],
-) -> tuple[tuple[int, int, NaturalKey, str], tuple[NaturalKey, ...], int]:
+def _bundle_key(row: BundleRow) -> tuple[Any, ...]:
     node_id, address, bundle_index, accelerator_ids = row
     return node_order_key(address, node_id), tuple(natural_key(str(i)) for i in accelerator_ids), bundle_index
 
@@ -79,7 +78,5 @@ def together(keys: Sequence[Hashable]) -> list[int]:
     >>> together(["b", "a", "b"])
     [0, 2, 1]
     """
-    first: dict[Hashable, int] = {}
-    for place, key in enumerate(keys):
-        first.setdefault(key, place)
-    return sorted(range(len(keys)), key=lambda place: first[keys[place]])
+    turn = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return sorted(range(len(keys)), key=lambda place: turn[keys[place]])

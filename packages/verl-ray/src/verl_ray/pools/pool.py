@@ -88,10 +88,8 @@ class RayResourcePool(ResourcePool, EndsWithBlock):
             topology_strategy=checked_labels("topology_strategy", topology_strategy),
             accelerator_is_named=accelerator is not None,
         )
-        sizes, name = (
-            whole_numbers("process_on_nodes", process_on_nodes, 1),
-            text("name_prefix", name_prefix or "verl_ray"),
-        )
+        sizes = whole_numbers("process_on_nodes", process_on_nodes, 1)
+        name = text("name_prefix", name_prefix or "verl_ray")
         self._set_up(name, Reservation(name, spec, sizes))
 
     def _set_up(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakValueDictionary
@@ -17,6 +17,9 @@ from verl_ray.errors import PoolFull, ResourceUnavailable
 
 SlotKey = tuple[str, int]
 """A placement group's id and the number of a bundle in it: unique in the cluster."""
+
+Resources = Mapping[str, float]
+"""How much of which resource."""
 
 UNIT = 10_000
 """Ray counts a resource in so many parts of one, as floats would not add up; so does all here."""
@@ -56,10 +59,10 @@ class Share(AbstractContextManager["Share"]):
         released: whether the place was given back.
     """
 
-    def __init__(self, owner: str, slots: Iterable[SlotKey], demand: Mapping[str, float]) -> None:
+    def __init__(self, owner: str, slots: Iterable[SlotKey], demand: Resources) -> None:
         self.owner: str = owner
         self.slots: frozenset[SlotKey] = frozenset(slots)
-        self.demand: Mapping[str, float] = demand
+        self.demand: Resources = demand
         self.released: bool = False
 
     def release(self) -> None:
@@ -79,12 +82,7 @@ class ShareLedger:
         self._tickets = itertools.count()
 
     def take(
-        self,
-        pool: str,
-        owner: str,
-        slots: Mapping[SlotKey, Mapping[str, float]],
-        demand: Mapping[str, float],
-        limit: int,
+        self, pool: str, owner: str, slots: Mapping[SlotKey, Resources], demand: Resources, limit: int
     ) -> Share:
         """A share of all slots for a group, or of none.
 
@@ -103,7 +101,7 @@ class ShareLedger:
                 holders = [each for each in near if slot in each.slots]
                 if len(holders) >= limit:
                     raise PoolFull(pool, len(holders), limit, [each.owner for each in holders])
-                _check_room(rank, capacity, [each.demand for each in holders], demand)
+                _check_room(rank, capacity, holders, demand)
             self._shares[next(self._tickets)] = share
         return share
 
@@ -119,15 +117,10 @@ class ShareLedger:
         ]
 
 
-def _check_room(
-    rank: int,
-    capacity: Mapping[str, float],
-    taken: Sequence[Mapping[str, float]],
-    demand: Mapping[str, float],
-) -> None:
+def _check_room(rank: int, capacity: Resources, holders: Iterable[Share], demand: Resources) -> None:
     for resource, asked in demand.items():
         total = capacity.get(resource, 0)
-        used = sum(units(each.get(resource, 0)) for each in taken)
+        used = sum(units(each.demand.get(resource, 0)) for each in holders)
         if used + units(asked) > units(total):
             raise ResourceUnavailable(
                 f"the worker of rank {rank} asks {resource} {asked:g}, its slot has "

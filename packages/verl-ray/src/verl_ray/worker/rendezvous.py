@@ -119,17 +119,11 @@ def _hold_first_free(ports: Iterable[int], family: socket.AddressFamily) -> sock
 
 def _open_socket(family: socket.AddressFamily) -> socket.socket:
     """A socket that covers both families where the machine has both, as torch's store listens on both."""
-    if not _dual_stack_works():
+    try:
+        # A kernel may know IPv6 and still have it switched off; only a bind tells.
+        socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True).close()
+    except (OSError, ValueError):
         return socket.socket(family, socket.SOCK_STREAM)
     dual = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
     dual.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     return dual
-
-
-def _dual_stack_works() -> bool:
-    # A kernel may know IPv6 and still have it switched off; only a bind tells.
-    try:
-        socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True).close()
-    except (OSError, ValueError):
-        return False
-    return True
