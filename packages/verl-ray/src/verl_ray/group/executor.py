@@ -29,94 +29,8 @@ from verl_ray.wire.message import ONE_READER, Answer, Readers, count_rows
 from verl_ray.wire.refs import maker_of, transport_of
 from verl_ray.worker.actor import ANY_METHOD, routes_of
 
-# --- Results that stay in the worker's memory and go from there to the next worker: Ray Direct Transport --
-# Only non-blocking calls use it: what a blocking call answers is for the driver, which the store serves
-# better. gloo and nccl send between the members of one collective group, and Ray allows a worker one such
-# group for each of them. It is made at the first call that needs it, so that the workers' own
-# `init_process_group` can come before.
-
-
 _connecting = threading.Lock()
 """Views of several roles, and several threads, may ask for the same connection."""
-
-
-class DirectPaths:
-    """The direct transports of one group, or of the view of one role.
-
-    Args:
-        worker_set: the workers.
-    """
-
-    def __init__(self, worker_set: WorkerSet) -> None:
-        self._worker_set = worker_set
-        self._open: set[tuple[str, int]] = set()
-
-    def open(self, method: str, transport: str) -> None:
-        """Make the transport that the method was registered with ready for use.
-
-        The first time, this waits until the workers are idle and lets them connect.
-
-        Raises:
-            TransportRefusedError: somebody else started the workers.
-            WorkerGroupError: they could not connect.
-        """
-        if (transport, self._worker_set.generation) in self._open:
-            return
-        if not self._worker_set.owned:
-            raise TransportRefusedError(
-                method,
-                transport,
-                "the group was attached to",
-                "call it from the driver that started the workers",
-            )
-        if transport != "nixl":
-            with _connecting:
-                self._connect(method, transport)
-        self._open.add((transport, self._worker_set.generation))
-
-    def _connect(self, method: str, transport: str) -> None:
-        from ray.experimental.collective import create_collective_group, get_collective_groups
-        from ray.experimental.collective.collective import RemoteCommunicatorManager
-
-        handles = list(self._worker_set.handles)
-        if get_collective_groups(handles, transport):
-            return
-        try:
-            made = create_collective_group(handles, transport)
-            # Ray has written its own meeting point over the group's.
-            ray.get([handle.__ray_call__.remote(_restore_environment) for handle in handles])
-        except (RayError, RuntimeError, ValueError) as error:
-            reason = f"the workers could not connect for tensor_transport={transport!r}: {error}"
-            raise WorkerGroupError(self._worker_set.name, method, reason=reason) from error
-        # So that Ray drops its record of the connection once the workers are gone.
-        forget = RemoteCommunicatorManager.get().remove_remote_communicator
-        weakref.finalize(self._worker_set, forget, made.name).atexit = False
-
-    def is_own(self, method: str, ref: Any, rank: int) -> bool:
-        """Whether the worker of this rank itself made, and still holds, what is behind a direct reference.
-
-        Raises:
-            ValueError: the tensors cannot get to that worker.
-        """
-        transport, maker, handle = str(transport_of(ref)), maker_of(ref), self._worker_set.handles[rank]
-        # Ray warns, maybe on a thread of its own, where a result also goes to the worker that made it. There
-        # it is copied; and where warnings are errors, this one would end the driver.
-        warnings.filterwarnings("ignore", message="RDT ObjectRef")
-        if maker is None or not _reaches(maker, handle, transport):
-            raise out_of_reach(f"method {method!r} of group {self._worker_set.name!r}", transport)
-        return bool(maker == handle)
-
-
-def _reaches(maker: Any, handle: Any, transport: str) -> bool:
-    if transport == "nixl":
-        return bool(handle._ray_enable_tensor_transport)
-    from ray.experimental.collective import get_collective_groups
-
-    return bool(get_collective_groups([maker, handle], transport))
-
-
-def _restore_environment(worker: Any) -> None:
-    os.environ.update(worker._verl_report.assignment.rank_info.environment())
 
 
 class Executor:
@@ -132,9 +46,9 @@ class Executor:
         self._worker_set, self._role = worker_set, role
         self._label = user_class.__name__
         self._routes = {route.method.name: route for route in routes_of(user_class) if route.role == role}
-        self._direct = DirectPaths(worker_set)
-        self._remotes: dict[tuple[str, int, str | None], list[Any]] = {}
         self._generation = -1
+        self._connected: set[str] = set()
+        self._remotes: dict[tuple[str, int, str | None], list[Any]] = {}
 
     def send(self, plan: CallPlan, options: CallOptions, timed: bool = False) -> RayCall:
         """Start every call of the plan; returns at once.
@@ -143,11 +57,14 @@ class Executor:
             timed: whether the workers are to report their times, where the transport allows that.
         """
         self._worker_set.ready()
+        if self._generation != self._worker_set.generation:
+            # What is known of the handles of earlier workers says nothing about these.
+            self._generation, self._connected, self._remotes = self._worker_set.generation, set(), {}
         handed_on = options.blocking is False
         route = self._routes.get(plan.method)
         transport = route.transport if handed_on and route is not None else None
-        if transport is not None:
-            self._direct.open(plan.method, transport)
+        if transport is not None and transport not in self._connected:
+            self._connect(plan.method, transport)
         counts_rows = handed_on and isinstance(plan.collect, BatchCollector)
         # A list of references is for `ray.get`, which knows nothing of columns that lie elsewhere.
         remote = plan.remote and transport is None and (counts_rows or not handed_on)
@@ -220,7 +137,7 @@ class Executor:
             arguments.bulky,
             "read_only" if plan.read_only else "one",
             route is not None and route.method.options.materialize_futures,
-            partial(self._direct.is_own, plan.method),
+            partial(self._is_own, plan.method),
         )
         given: list[tuple[Any, ...]] = []
         before: RankCall | None = None
@@ -239,8 +156,6 @@ class Executor:
 
     def _remotes_of(self, method: str, num_returns: int, transport: str | None) -> list[Any]:
         """The method of each rank's handle; made once per generation, as that costs as much as the call."""
-        if self._generation != self._worker_set.generation:
-            self._generation, self._remotes = self._worker_set.generation, {}
         found = self._remotes.get((method, num_returns, transport))
         if found is None:
             runner = self._routes[method].runner if method in self._routes else ANY_METHOD
@@ -249,3 +164,72 @@ class Executor:
             found = [getattr(handle, runner).options(**options) for handle in self._worker_set.handles]
             self._remotes[method, num_returns, transport] = found
         return found
+
+    # --- Results that stay in the worker's memory and go from there to the next: Ray Direct Transport ------
+    # Only non-blocking calls use it: what a blocking call answers is for the driver, which the store serves
+    # better. gloo and nccl send between the members of one collective group, and Ray allows a worker one such
+    # group for each of them. It is made at the first call that needs it, so that the workers' own
+    # `init_process_group` can come before.
+
+    def _connect(self, method: str, transport: str) -> None:
+        """Make the transport that the method was registered with ready for use, once the workers are idle.
+
+        Raises:
+            TransportRefusedError: somebody else started the workers.
+            WorkerGroupError: they could not connect.
+        """
+        if not self._worker_set.owned:
+            raise TransportRefusedError(
+                method,
+                transport,
+                "the group was attached to",
+                "call it from the driver that started the workers",
+            )
+        if transport != "nixl":
+            with _connecting:
+                self._make_collective_group(method, transport)
+        self._connected.add(transport)
+
+    def _make_collective_group(self, method: str, transport: str) -> None:
+        from ray.experimental.collective import create_collective_group, get_collective_groups
+        from ray.experimental.collective.collective import RemoteCommunicatorManager
+
+        handles = list(self._worker_set.handles)
+        if get_collective_groups(handles, transport):
+            return
+        try:
+            made = create_collective_group(handles, transport)
+            # Ray has written its own meeting point over the group's.
+            ray.get([handle.__ray_call__.remote(_restore_environment) for handle in handles])
+        except (RayError, RuntimeError, ValueError) as error:
+            reason = f"the workers could not connect for tensor_transport={transport!r}: {error}"
+            raise WorkerGroupError(self._worker_set.name, method, reason=reason) from error
+        # So that Ray drops its record of the connection once the workers are gone.
+        forget = RemoteCommunicatorManager.get().remove_remote_communicator
+        weakref.finalize(self._worker_set, forget, made.name).atexit = False
+
+    def _is_own(self, method: str, ref: Any, rank: int) -> bool:
+        """Whether the worker of this rank itself made, and still holds, what is behind a direct reference.
+
+        Raises:
+            ValueError: the tensors cannot get to that worker.
+        """
+        transport, maker, handle = str(transport_of(ref)), maker_of(ref), self._worker_set.handles[rank]
+        # Ray warns, maybe on a thread of its own, where a result also goes to the worker that made it. There
+        # it is copied; and where warnings are errors, this one would end the driver.
+        warnings.filterwarnings("ignore", message="RDT ObjectRef")
+        if maker is None or not _reaches(maker, handle, transport):
+            raise out_of_reach(f"method {method!r} of group {self._worker_set.name!r}", transport)
+        return bool(maker == handle)
+
+
+def _reaches(maker: Any, handle: Any, transport: str) -> bool:
+    if transport == "nixl":
+        return bool(handle._ray_enable_tensor_transport)
+    from ray.experimental.collective import get_collective_groups
+
+    return bool(get_collective_groups([maker, handle], transport))
+
+
+def _restore_environment(worker: Any) -> None:
+    os.environ.update(worker._verl_report.assignment.rank_info.environment())
