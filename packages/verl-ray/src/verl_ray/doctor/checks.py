@@ -9,7 +9,7 @@ from typing import Literal
 from verl_protocol.errors import InvalidValueError
 
 from verl_ray.doctor.facts import DoctorFacts, gib
-from verl_ray.pools.devices import unify_masks
+from verl_ray.pools.devices import NOSET, unify_masks
 from verl_ray.worker.environment import RANK_VARIABLES
 
 _OLDEST_RAY = (2, 51)
@@ -66,7 +66,7 @@ def _variables(facts: DoctorFacts) -> Iterator[Finding]:
     except InvalidValueError as conflict:
         yield Finding("error", str(conflict), "unset all but one of them, also where `ray start` is run")
     for name, value in facts.environ.items():
-        if name.startswith("RAY_EXPERIMENTAL_NOSET_") and value.lower() not in _SWITCHES:
+        if name.startswith(NOSET) and value.lower() not in _SWITCHES:
             yield Finding(
                 "warning", f"{name} is {value!r}, which Ray reads as off", f"export {name}=1, or unset it"
             )

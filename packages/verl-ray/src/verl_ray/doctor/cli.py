@@ -42,23 +42,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def report_as_text(facts: DoctorFacts, findings: Sequence[Finding]) -> str:
     """The report for people."""
-    lines = [
-        f"python {facts.python}, "
-        + ", ".join(f"{name} {version}" for name, version in facts.versions.items())
-    ]
-    lines += _cluster_lines(facts)
-    lines += [
-        f"{disk.path}: {gib(disk.free)} of {gib(disk.total)} free"
-        for disk in (facts.shared_memory, facts.session_disk)
-        if disk
-    ]
+    versions = [f"{name} {version}" for name, version in facts.versions.items()]
+    lines = [", ".join([f"python {facts.python}", *versions]), *_cluster_lines(facts)]
+    for disk in (facts.shared_memory, facts.session_disk):
+        lines += [f"{disk.path}: {gib(disk.free)} of {gib(disk.total)} free"] if disk else []
     lines += [f"{name}={value!r}" for name, value in sorted(facts.environ.items())]
-    lines += [
-        line
-        for finding in findings
-        for line in ("", f"{finding.level}: {finding.what}", f"  {finding.remedy}")
-    ]
-    return "\n".join([*lines, *([] if findings else ["", "nothing found that would bite"])])
+    for finding in findings:
+        lines += ["", f"{finding.level}: {finding.what}", f"  {finding.remedy}"]
+    return "\n".join(lines if findings else [*lines, "", "nothing found that would bite"])
 
 
 def _cluster_lines(facts: DoctorFacts) -> list[str]:

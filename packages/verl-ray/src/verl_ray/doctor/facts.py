@@ -20,12 +20,13 @@ from ray._private.accelerators import get_all_accelerator_managers
 from ray._private.utils import get_num_cpus
 
 from verl_ray.pools.cluster import NodeFacts, alive_nodes, dead_node_addresses
-from verl_ray.pools.devices import DEVICE_MASKS
+from verl_ray.pools.devices import DEVICE_MASKS, NOSET
 from verl_ray.worker.environment import RANK_VARIABLES
 
 _PACKAGES = ("verl-ray", "verl-dispatch", "verl-protocol", "ray", "torch", "tensordict", "numpy")
 _SHARED_MEMORY = Path("/dev/shm")
-_OTHER_VARIABLES = ("RAY_ADDRESS", "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")
+_RAYS_OWN = {"RAY_ADDRESS", "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"}
+_VARIABLES = DEVICE_MASKS | RANK_VARIABLES | _RAYS_OWN
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def gather_facts(environ: Mapping[str, str], address: str | None = None) -> Doct
     return DoctorFacts(
         python=platform.python_version(),
         versions={name: _version(name) for name in _PACKAGES},
-        environ={name: value for name, value in environ.items() if _matters(name)},
+        environ={n: value for n, value in environ.items() if n in _VARIABLES or n.startswith(NOSET)},
         # uv counts how deep `uv run` is nested, for the programs it starts.
         under_uv_run="UV_RUN_RECURSION_DEPTH" in environ,
         shared_memory=_disk(_SHARED_MEMORY) if sys.platform == "linux" else None,
@@ -110,11 +111,6 @@ def _has_bytecode(package: str) -> bool:
     """Whether an interpreter would find the package compiled; the package is not imported."""
     spec = find_spec(package)
     return spec is None or spec.origin is None or Path(cache_from_source(spec.origin)).exists()
-
-
-def _matters(name: str) -> bool:
-    noset = name.startswith("RAY_EXPERIMENTAL_NOSET_")
-    return noset or name in DEVICE_MASKS or name in RANK_VARIABLES or name in _OTHER_VARIABLES
 
 
 def _disk(path: Path) -> DiskFacts | None:

@@ -108,9 +108,7 @@ class LaunchSpec:
             )
         if self.use_gpu and not self.pool.use_gpu:
             raise errors.unusable("use_gpu", True, "False or nothing on a CPU pool")
-        check_transports(
-            self.template.user_class, self.accelerator, self.template.user_options(), self.detached
-        )
+        check_transports(self.template, self.accelerator, self.detached)
 
     @property
     def accelerator(self) -> str | None:

@@ -138,8 +138,6 @@ class WorkerSet:
         Raises:
             WorkerGroupError: the set was shut down, or is broken.
         """
-        if not self._unusable and self._launched is None and not self.closed:
-            return
         self._refuse_if_closed(method)
         self.ready()
         if self._unusable:
@@ -269,8 +267,8 @@ class WorkerSet:
             raise self._refusal(method, no_connection())
 
     def _refuse_if_closed(self, method: str) -> None:
-        self.check_connected(method)
         if self.closed:
+            self.check_connected(method)
             raise self._refusal(method, "the group or its pool was shut down")
 
     def close(self) -> None:

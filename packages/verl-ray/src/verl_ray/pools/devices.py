@@ -44,6 +44,9 @@ _CUDA, _HIP, _ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBL
 
 _OTHER_MASKS = ("ASCEND_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ONEAPI_DEVICE_SELECTOR", "ZE_AFFINITY_MASK")
 
+NOSET = "RAY_EXPERIMENTAL_NOSET_"
+"""Before the name of a mask: Ray's switch that makes it leave the mask alone."""
+
 DEVICE_MASKS: frozenset[str] = frozenset(
     {_CUDA, _HIP, _ROCR, "NVIDIA_VISIBLE_DEVICES", *_OTHER_MASKS}
     | {each.mask for each in _KNOWN.values() if each.mask}
@@ -111,7 +114,7 @@ def is_noset(environ: Mapping[str, str], accelerator: Accelerator) -> bool:
     names = {accelerator.noset or accelerator.mask}
     if accelerator.resource == "GPU":
         names |= {_HIP, _ROCR}
-    return any(environ.get(f"RAY_EXPERIMENTAL_NOSET_{name}", "").lower() in ("1", "true") for name in names)
+    return any(environ.get(f"{NOSET}{name}", "").lower() in ("1", "true") for name in names)
 
 
 def visible_index(assigned_ids: Sequence[str], mask: str | None, noset: bool) -> int | None:

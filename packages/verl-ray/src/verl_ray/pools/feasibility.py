@@ -11,6 +11,8 @@ from verl_ray.pools.shares import units
 Nodes = Mapping[str, Mapping[str, float]]
 """Resources by node name."""
 
+_NO_NODE = "there is no usable node"
+
 
 @dataclass(frozen=True)
 class Feasibility:
@@ -120,26 +122,22 @@ def _processes(count: int) -> str:
 
 
 def _lacks(nodes: Nodes, need: Need, processes: int) -> str:
-    if not nodes:
-        return "there is no usable node"
     wanted = need.of(processes)
-    return "; ".join(
+    lacking = "; ".join(
         f"{name} has {resource} {free.get(resource, 0):g}, needs {amount:g}"
         for name, free in nodes.items()
         for resource, amount in wanted.items()
         if units(free.get(resource, 0)) < units(amount)
     )
+    return lacking or _NO_NODE
 
 
 def _rooms(room: Mapping[str, int], nodes: Nodes, need: Need) -> str:
-    each = f"each process needs {_amounts(need.of(1))}"
-    if not nodes:
-        return f"there is no usable node, {each}"
     held = "; ".join(
         f"{name} holds {room[name]} (has {_amounts({r: free.get(r, 0) for r in need.per_process})})"
         for name, free in nodes.items()
     )
-    return f"{each}; {held}"
+    return f"each process needs {_amounts(need.of(1))}; {held or _NO_NODE}"
 
 
 def labels_match(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:

@@ -113,9 +113,8 @@ class Reservation:
         asks = [
             ("name", name, self._name),
             ("accelerator", self.spec.accelerator_on(device_name), self.spec.accelerator),
+            ("strategy", strategy if self._owned else None, self._strategy),
         ]
-        if self._owned:
-            asks.append(("strategy", strategy, self._strategy))
         for what, asked, used in asks:
             if asked not in (None, used):
                 raise InvalidValueError(
@@ -166,29 +165,19 @@ class Reservation:
         with self._lock:
             if not self.placed or {slot.node_id for slot in self.slots()} <= alive_node_ids():
                 return
-            if self._is_ours_alone():
-                self._reserve_anew()
-            else:
-                self._await_new_places()
-
-    def _is_ours_alone(self) -> bool:
-        """Whether nobody uses a placement group: no group of workers, no holder of the raw groups."""
-        kept = self._finalizer is None or not self._finalizer.alive
-        return not kept and not LEDGER.owners(slot.key for slot in self.slots())
-
-    def _reserve_anew(self) -> None:
-        """All slots at once, so that what is left of the cluster is used as well as it can be, or none."""
-        groups = list(self._groups)
-        self.keep_when_dropped()
-        self._groups, self._slots = {}, None
-        release(groups)
-        self._reserve(None, None, None)
-
-    def _await_new_places(self) -> None:
-        """Ray moves the groups that lost a node; the ranks keep their placement groups, others live there."""
-        await_placement(list(self._groups), self.spec.timeout_s)
-        self.check_there()
-        self._slots = None
+            groups = list(self._groups)
+            in_hands = self._finalizer is None or not self._finalizer.alive
+            if in_hands or LEDGER.owners(slot.key for slot in self.slots()):
+                # Others live there: Ray moves the groups that lost a node, and the ranks keep theirs.
+                await_placement(groups, self.spec.timeout_s)
+                self.check_there()
+                self._slots = None
+                return
+            # All slots at once, so that what is left of the cluster is used as well as it can be, or none.
+            self.keep_when_dropped()
+            self._groups, self._slots = {}, None
+            release(groups)
+            self._reserve(None, None, None)
 
     # --- ending --------------------------------------------------------------------------------------------
 

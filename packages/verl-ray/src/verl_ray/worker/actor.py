@@ -365,21 +365,20 @@ _MODULES = {"gloo": "torch", "nccl": "cupy", "nixl": "nixl"}
 """What Ray imports to use a transport."""
 
 
-def check_transports(
-    user_class: type, accelerator: str | None, options: Mapping[str, Any], detached: bool
-) -> None:
+def check_transports(template: RayClassWithInitArgs[Any], accelerator: str | None, detached: bool) -> None:
     """Refuse up front what Ray could not do later.
 
     Raises:
         TransportRefusedError: a method asks for one that Ray cannot offer to this group.
     """
-    for route in routes_of(user_class):
-        if route.transport and (problem := _problem(route.transport, accelerator, options, detached)):
+    interleaves = template.interleaves()
+    for route in routes_of(template.user_class):
+        if route.transport and (problem := _problem(route.transport, accelerator, detached, interleaves)):
             raise TransportRefusedError(route.method.name, route.transport, *problem)
 
 
 def _problem(
-    transport: str, accelerator: str | None, options: Mapping[str, Any], detached: bool
+    transport: str, accelerator: str | None, detached: bool, interleaves: bool
 ) -> tuple[str, str] | None:
     """Why Ray cannot, and the way out."""
     if transport not in _MODULES:
@@ -390,6 +389,6 @@ def _problem(
         return f"Ray needs the package {_MODULES[transport]} for it", "install it, or use gloo on CPUs"
     if detached:
         return "its results end with the driver that called", "make the group without detached"
-    if (options.get("max_concurrency") or 1) > 1:
+    if interleaves:
         return "the calls of its workers overtake each other", "leave max_concurrency out"
     return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 import socket
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,18 +93,8 @@ def choose_rendezvous(
     if isinstance(asked, Rendezvous):
         return asked, None
     address = host_for_env(node_address)
-    holder = _hold_first_free(asked, address_family(address))
-    if holder is None:
-        raise ResourceUnavailable(
-            f"no free port in master_port_range {asked.start}-{asked.stop} on {address}: another group or "
-            "program holds each. Widen the range, shut a group down, or leave master_port_range out"
-        )
-    return Rendezvous(address, int(holder.getsockname()[1])), holder
-
-
-def _hold_first_free(ports: Iterable[int], family: socket.AddressFamily) -> socket.socket | None:
-    for port in ports:
-        holder = _open_socket(family)
+    for port in asked:
+        holder = _open_socket(address_family(address))
         try:
             holder.bind(("", port))
         except OSError:
@@ -113,8 +102,11 @@ def _hold_first_free(ports: Iterable[int], family: socket.AddressFamily) -> sock
             continue
         # Set only after the exclusive bind: from now on a listener with the same flag may join, no one else.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return holder
-    return None
+        return Rendezvous(address, int(holder.getsockname()[1])), holder
+    raise ResourceUnavailable(
+        f"no free port in master_port_range {asked.start}-{asked.stop} on {address}: another group or "
+        "program holds each. Widen the range, shut a group down, or leave master_port_range out"
+    )
 
 
 def _open_socket(family: socket.AddressFamily) -> socket.socket:
