@@ -259,6 +259,11 @@ def test_groups_of_existing_pools_are_chosen_by_size_from_the_named_pools_alone(
             extract_pg_from_exist(pools, ["critic"], RayResourcePool([2, 1], use_gpu=False))
         with pytest.raises(ValueError, match=r"\['typo'\], expected names among actor, critic"):
             extract_pg_from_exist(pools, ["typo"], wanted)
+        # A group of a pool that two roles share counts once.
+        with pytest.raises(ValueError, match=r"groups for \[3, 3\], they have \[3, 1\]"):
+            extract_pg_from_exist(
+                {"actor": actor, "ref": actor}, ["actor", "ref"], RayResourcePool([3, 3], use_gpu=False)
+            )
 
 
 def test_a_task_can_make_its_own_pool() -> None:

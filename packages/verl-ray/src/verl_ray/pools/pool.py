@@ -393,7 +393,8 @@ def extract_pg_from_exist(
         known = ", ".join(resource_pools)
         raise InvalidValueError(f"src_role_names has {unknown}, expected names among {known}")
     groups = [group for name in src_role_names for group in resource_pools[name].get_placement_groups()]
-    largest_first = sorted(groups, key=lambda group: -group.bundle_count)
+    # Roles may share a pool.
+    largest_first = sorted(dict.fromkeys(groups), key=lambda group: -group.bundle_count)
     wanted = sorted(range(len(sizes)), key=lambda index: -sizes[index])
     chosen = dict(zip(wanted, largest_first, strict=False))
     if len(chosen) < len(sizes) or any(chosen[index].bundle_count < sizes[index] for index in wanted):
