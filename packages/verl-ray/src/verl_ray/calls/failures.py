@@ -102,10 +102,10 @@ def has_failed(ref: Any) -> bool:
 
 
 def describe_failures(
-    errors: Mapping[int, BaseException], reports: Mapping[int, WorkerReport]
+    errors: Mapping[int, BaseException], reports: Sequence[WorkerReport] = ()
 ) -> dict[int, WorkerFailure]:
     """For each failed rank where it ran, what it raised, and the remote traceback."""
-    return {rank: _describe(rank, error, reports.get(rank)) for rank, error in errors.items()}
+    return {rank: _describe(rank, e, reports[rank] if reports else None) for rank, e in errors.items()}
 
 
 def _describe(rank: int, error: BaseException, report: WorkerReport | None) -> WorkerFailure:

@@ -17,10 +17,10 @@ class CallMetrics:
     """
 
     def __init__(self) -> None:
-        self._calls = _counter("verl_calls", "Calls of worker groups.")
-        self._failed = _counter("verl_failed_calls", "Calls of worker groups that failed.")
-        self._bytes_out = _counter("verl_call_bytes_out", "Bytes of tensors in arguments of calls.")
-        self._bytes_in = _counter("verl_call_bytes_in", "Bytes of tensors in answers that were read.")
+        self._calls = Counter("verl_calls", "Calls of worker groups.", _TAGS)
+        self._failed = Counter("verl_failed_calls", "Calls of worker groups that failed.", _TAGS)
+        self._bytes_out = Counter("verl_call_bytes_out", "Bytes of tensors in arguments of calls.", _TAGS)
+        self._bytes_in = Counter("verl_call_bytes_in", "Bytes of tensors in answers that were read.", _TAGS)
         self._seconds = Histogram("verl_call_seconds", "Seconds that calls took.", _SECONDS, _TAGS)
 
     def sent(self, call: TracedCall) -> None:
@@ -38,7 +38,3 @@ class CallMetrics:
             self._failed.inc(1, tags)
         if call.bytes_in:
             self._bytes_in.inc(call.bytes_in, tags)
-
-
-def _counter(name: str, description: str) -> Counter:
-    return Counter(name, description, _TAGS)

@@ -122,25 +122,21 @@ def _disk(path: Path) -> DiskFacts | None:
 
 
 def _look_at_cluster(address: str | None) -> ClusterFacts:
-    if ray.is_initialized():
-        return _running_cluster()
+    joins = not ray.is_initialized()
     try:
-        ray.init(
-            address=address or "auto",
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=False,
-        )
+        if joins:
+            ray.init(
+                address=address or "auto",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+            )
+        return ClusterFacts(alive_nodes(), dead_node_addresses())
     except ConnectionError as error:
         asked = address or os.environ.get("RAY_ADDRESS")
         return ClusterFacts(error=f"{asked}: {error}" if asked else None)
     except (RuntimeError, ValueError) as error:
         return ClusterFacts(error=str(error))
-    try:
-        return _running_cluster()
     finally:
-        ray.shutdown()
-
-
-def _running_cluster() -> ClusterFacts:
-    return ClusterFacts(nodes=alive_nodes(), dead=dead_node_addresses())
+        if joins:
+            ray.shutdown()

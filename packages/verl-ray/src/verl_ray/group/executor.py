@@ -7,8 +7,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -97,35 +96,31 @@ class Executor:
             can_be_cancelled=route is not None and route.method.is_async,
         )
         # All ranks get the calls of several threads in one order, or two calls could wait for each other.
-        with self._worker_set.sending, self._sent_to_all(sent):
-            for call, answer, message in zip(plan.calls, answers, given, strict=True):
-                made = (unread if answer.dropped else remotes)[call.rank].remote(*message)
-                ref, *more = made if isinstance(made, list) else [made]
-                sent.refs[call.rank] = ref
-                if timed:
-                    sent.stamps[call.rank] = more.pop()
-                if answer.dropped:
-                    continue
-                if remote:
-                    sent.objects[call.rank] = more
-                elif with_rows:
-                    (sent.rows_refs[call.rank],) = more
-                elif counts_rows:
-                    handle = self._worker_set.handles[call.rank]
-                    sent.rows_refs[call.rank] = handle.__ray_call__.remote(count_rows, ref)
+        with self._worker_set.sending:
+            try:
+                for call, answer, message in zip(plan.calls, answers, given, strict=True):
+                    made = (unread if answer.dropped else remotes)[call.rank].remote(*message)
+                    ref, *more = made if isinstance(made, list) else [made]
+                    sent.refs[call.rank] = ref
+                    if timed:
+                        sent.stamps[call.rank] = more.pop()
+                    if answer.dropped:
+                        continue
+                    if remote:
+                        sent.objects[call.rank] = more
+                    elif with_rows:
+                        (sent.rows_refs[call.rank],) = more
+                    elif counts_rows:
+                        handle = self._worker_set.handles[call.rank]
+                        sent.rows_refs[call.rank] = handle.__ray_call__.remote(count_rows, ref)
+            except BaseException:
+                # Ranks of which only some got a call no longer agree about what comes next.
+                if sent.refs:
+                    left = [rank for rank in plan.called_ranks if rank not in sent.refs]
+                    self._worker_set.mark_broken(plan.method, left, self._generation)
+                raise
         sent.sent_at = time.perf_counter()
         return sent
-
-    @contextmanager
-    def _sent_to_all(self, sent: RayCall) -> Iterator[None]:
-        """Ranks of which only some got a call no longer agree about what comes next."""
-        try:
-            yield
-        except BaseException:
-            left = [rank for rank in sent.plan.called_ranks if rank not in sent.refs]
-            if sent.refs:
-                self._worker_set.mark_broken(sent.plan.method, left, self._generation)
-            raise
 
     def _packed(
         self, plan: CallPlan, arguments: Arguments, answers: Sequence[Answer]

@@ -52,6 +52,10 @@ _WARNED_AFTER_S = 150.0
 # A worker that hangs delays the end by so much, if its class has a clean-up.
 _CLEAN_UP_S = 5.0
 _GONE_S = 5.0
+_STAGES = {
+    "PENDING_CREATION": "waiting for a process, or importing their code",
+    "ALIVE": "in their constructor, or wait there for others",
+}
 _UV_SWITCH = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
 
 
@@ -334,7 +338,8 @@ class Launch:
         stages: dict[str, list[int]] = {}
         _, silent = survey(self._set_ups, 0.0)
         for rank in silent:
-            stages.setdefault(_stage(self.handles[rank]), []).append(rank)
+            state = actor_state(self.handles[rank]._actor_id.hex())
+            stages.setdefault(_STAGES.get(state, f"{state}, in Ray's words"), []).append(rank)
         told = [f"ranks {ranks} are still {stage}" for stage, ranks in stages.items()]
         return "; ".join([*told, *self._in_the_way(silent)])
 
@@ -370,19 +375,10 @@ class Launch:
             raised, silent = survey(self._set_ups, spec.grace_s)
         elif isinstance(cause := getattr(raised[0], "cause", None), errors.ResourceUnavailable):
             return cause
-        failures = describe_failures(raised, {})
+        failures = describe_failures(raised)
         if any(map(is_gone, raised.values())) and (lost := spec.pool.lost_nodes()):
             return errors.NodeLost(spec.name, _START, lost, failures, silent)
         return WorkerGroupError(spec.name, _START, failures, silent)
-
-
-def _stage(handle: Any) -> str:
-    state = actor_state(handle._actor_id.hex())
-    if state == "ALIVE":
-        return "in their constructor, or wait there for others"
-    if state == "PENDING_CREATION":
-        return "waiting for a process, or importing their code"
-    return f"{state}, in Ray's words"
 
 
 def end(handles: Sequence[Any]) -> None:

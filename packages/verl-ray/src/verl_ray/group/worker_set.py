@@ -56,7 +56,7 @@ class WorkerSet:
         self._launches = 0
         self._launched: Launch | None = None
         self._times: dict[str, Any] = {}
-        self._reports: Mapping[int, WorkerReport] = {}
+        self._reports: Sequence[WorkerReport] = ()
         self._unusable = ""
         self._closed = False
         # Held while workers start and end, which takes long; the other one only while the state changes, so
@@ -68,8 +68,7 @@ class WorkerSet:
     def attachment(self) -> tuple[Any, ...]:
         """What `attached` needs, anywhere in the cluster, for workers of which others then know too."""
         self.check_usable("__reduce__")
-        reports = [self._reports[rank] for rank in range(self.world_size)]
-        return self.name, self.handles, self.names, reports, self.generation
+        return self.name, self.handles, self.names, self._reports, self.generation
 
     @property
     def closed(self) -> bool:
@@ -125,7 +124,7 @@ class WorkerSet:
                 raise WorkerGroupError(self.name, "__init__", reason=ended) from None
             raise
         self._times = self._launched.times(reports)
-        self._reports, self._launched = dict(enumerate(reports)), None
+        self._reports, self._launched = reports, None
 
     def startup_times(self) -> dict[str, Any]:
         """Seconds that each stage of the start took; empty for workers that somebody else started."""
@@ -311,7 +310,7 @@ def attached(
     found = WorkerSet(name)
     found._find_spec = find_spec
     found._launches = 1 + max((report.assignment.launch for report in reports), default=0)
-    found.handles, found.names, found._reports = tuple(handles), tuple(names), dict(enumerate(reports))
+    found.handles, found.names, found._reports = tuple(handles), tuple(names), reports
     found.generation = generation
     remember(found, handles, generation)
     return found

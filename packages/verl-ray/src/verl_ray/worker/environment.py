@@ -92,20 +92,18 @@ def merge_settings(**sources: Mapping[str, Any] | None) -> dict[str, Any]:
     >>> merge_settings(options={"env_vars": {"X": "1"}, "pip": ["a"]}, worker_env={"env_vars": {"Y": "2"}})
     {'env_vars': {'X': '1', 'Y': '2'}, 'pip': ['a']}
     """
-    return _merge_sources({name: source for name, source in sources.items() if source}, "")
+    merged: dict[str, Any] = _agreed({name: source or {} for name, source in sources.items()})
+    return merged
 
 
-def _merge_sources(sources: Mapping[str, Mapping[str, Any]], path: str) -> dict[str, Any]:
-    said_by: dict[str, dict[str, Any]] = {}
-    for source, settings in sources.items():
-        for key, value in settings.items():
-            said_by.setdefault(key, {})[source] = value
-    return {key: _agreed(f"{path}{key}", values) for key, values in said_by.items()}
-
-
-def _agreed(path: str, values: Mapping[str, Any]) -> Any:
+def _agreed(values: Mapping[str, Any], path: str = "") -> Any:
+    """What all sources say together about the setting at this path."""
     if all(isinstance(value, Mapping) for value in values.values()):
-        return _merge_sources(values, f"{path}.")
+        said_by: dict[str, dict[str, Any]] = {}
+        for source, settings in values.items():
+            for key, value in settings.items():
+                said_by.setdefault(key, {})[source] = value
+        return {key: _agreed(said, f"{path}.{key}" if path else key) for key, said in said_by.items()}
     (first, agreed), *others = values.items()
     for source, value in others:
         if value != agreed:
