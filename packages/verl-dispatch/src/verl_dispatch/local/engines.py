@@ -22,7 +22,7 @@ from verl_dispatch.local.call import LocalCall
 from verl_dispatch.local.collectives import LocalProcessGroup, Rendezvous, Seat
 from verl_dispatch.local.copies import Memo, private_arguments, private_copy
 from verl_dispatch.planning.options import Labels
-from verl_dispatch.planning.plan import RankCall, unpicklable
+from verl_dispatch.planning.plan import RankCall, refuse_unpicklable
 from verl_dispatch.workers.observed import Observation, Recorder
 from verl_dispatch.workers.rank import RankInfo
 from verl_dispatch.workers.roles import ColocatedWorker, clean_up
@@ -268,8 +268,7 @@ class LocalRank:
                 args, kwargs = read_only.arguments(call)
         except Exception:
             labels = Labels(method, list(inspect.signature(self._method(method, role)).parameters))
-            if (named := unpicklable(labels, [call], private_copy)) is not None:
-                raise named from None
+            refuse_unpicklable(labels, [call], private_copy)
             raise
         token = SITE.set(self._site)
         try:

@@ -222,15 +222,16 @@ def arguments_of(call: RankCall) -> list[Any]:
     return [value.value if isinstance(value, PaddedPart) else value for value in given]
 
 
-def unpicklable(
-    labels: Labels, calls: Iterable[RankCall], copy: Callable[[Any], object]
-) -> NotPicklableError | None:
-    """The error that names the first argument for which `copy` fails; None where it fails for none.
+def refuse_unpicklable(labels: Labels, calls: Iterable[RankCall], copy: Callable[[Any], object]) -> None:
+    """Name the argument that is to blame where calls could not be pickled; nothing where there is none.
 
     Args:
         labels: names of the arguments.
         calls: with these arguments.
         copy: pickles a value, or copies it as if it were pickled.
+
+    Raises:
+        NotPicklableError: `copy` fails for an argument, the first of which it names.
     """
     looked_at: set[int] = set()
     for call in calls:
@@ -240,8 +241,7 @@ def unpicklable(
                 try:
                     copy(value)
                 except Exception as error:
-                    return NotPicklableError(label, str(error))
-    return None
+                    raise NotPicklableError(label, str(error)) from None
 
 
 def _objects_of(call: RankCall) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from verl_dispatch.errors import CallTimeout, WorkerGroupError, maybe
 from verl_dispatch.groups.group import WorkerGroup
 from verl_dispatch.methods.static import GroupWorker
 from verl_dispatch.planning.options import CallOptions, Labels
-from verl_dispatch.planning.plan import CallPlan, unpicklable
+from verl_dispatch.planning.plan import CallPlan, refuse_unpicklable
 from verl_dispatch.workers.observed import RecordWhen, pickled
 from verl_dispatch.workers.roles import roles_of
 from verl_protocol.arguments import flag, seconds, text
@@ -211,8 +211,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         except Exception:
             method = self._methods.get(plan.method)
             labels = Labels(plan.method) if method is None else method._method.labels
-            if (named := unpicklable(labels, plan.calls, check_picklable)) is not None:
-                raise named from None
+            refuse_unpicklable(labels, plan.calls, check_picklable)
             raise
 
     def _record(self, where: tuple[str, RecordWhen] | None) -> None:

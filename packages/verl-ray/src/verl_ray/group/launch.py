@@ -22,7 +22,7 @@ from ray.exceptions import ActorAlreadyExistsError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.planning.options import Labels
-from verl_dispatch.planning.plan import RankCall, unpicklable
+from verl_dispatch.planning.plan import RankCall, refuse_unpicklable
 from verl_dispatch.workers.rank import RankInfo
 from verl_protocol.errors import InvalidValueError
 from verl_protocol.futures.parts import Deadline
@@ -289,8 +289,7 @@ class Launch:
             for made in template.constructions():
                 given = RankCall(0, made.args, made.kwargs)
                 labels = Labels(f"{made.cls.__name__}.__init__")
-                if (named := unpicklable(labels, [given], check_picklable)) is not None:
-                    raise named from None
+                refuse_unpicklable(labels, [given], check_picklable)
             raise
         return [
             handle._verl_set_up.remote(assignment, self._meeting, message, *refs)

@@ -386,10 +386,8 @@ def extract_pg_from_exist(
         InvalidValueError: a role is unknown, or the groups are too few or too small.
     """
     sizes = _checked_pool("resource_pool", resource_pool).store
-    unknown = [
-        name for name in src_role_names if name not in checked_mapping("resource_pools", resource_pools)
-    ]
-    if unknown:
+    checked_mapping("resource_pools", resource_pools)
+    if unknown := [name for name in src_role_names if name not in resource_pools]:
         known = ", ".join(resource_pools)
         raise InvalidValueError(f"src_role_names has {unknown}, expected names among {known}")
     groups = [group for name in src_role_names for group in resource_pools[name].get_placement_groups()]
