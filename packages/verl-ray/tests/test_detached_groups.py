@@ -23,7 +23,7 @@ from verl_ray import (
     create_colocated_worker_cls,
     destroy_detached,
 )
-from verl_ray.errors import AttachError, NotTheOwnerError, ResourceUnavailable
+from verl_ray.errors import AttachError, NotTheOwnerError, PoolClosed, ResourceUnavailable
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -246,6 +246,20 @@ def test_detached_workers_can_be_ended_by_name(running_ray: None) -> None:
             group.add()
         destroy_detached(group.worker_names)
         group.shutdown()
+
+
+def test_what_had_the_name_before_keeps_its_placement_groups(running_ray: None) -> None:
+    sizes: dict[str, Any] = {"use_gpu": False, "cpus_per_worker": 0.1, "detached": True}
+    with RayResourcePool([1], **sizes) as before, RayResourcePool([1], **sizes) as now:
+        for pool in (before, now):
+            group = RayWorkerGroup(pool, RayClassWithInitArgs(Counter), detached=True, name_prefix="again")
+            names = group.worker_names
+            if pool is before:
+                group.shutdown()
+        destroy_detached(names, placement_groups=True)
+        assert before.lost_nodes() == ()
+        with pytest.raises(PoolClosed, match="somebody else removed"):
+            now.lost_nodes()
 
 
 def test_a_group_handed_to_another_driver_is_attached_there(detached: RayWorkerGroup[Counter]) -> None:

@@ -122,14 +122,18 @@ def actors_on(group_id: str, bundle_index: int) -> dict[str, str]:
 
 
 def placement_groups_of(actor_names: Collection[str]) -> list[PlacementGroup]:
-    """The placement groups on which actors of this namespace were started, those that are gone included."""
+    """The placement groups of the last actors of these names in this namespace, which may be gone."""
     namespace = ray.get_runtime_context().namespace
-    ids = {
-        actor.placement_group_id
-        for actor in _actor_table()
-        if actor.name in actor_names and actor.ray_namespace == namespace and actor.placement_group_id
+    # Of one name, one actor at most is not dead; before it is alive, it has no time.
+    in_turn = sorted(
+        _actor_table(), key=lambda actor: (actor.ActorState.Name(actor.state) != "DEAD", actor.start_time)
+    )
+    lasts = {
+        actor.name: actor.placement_group_id
+        for actor in in_turn
+        if actor.name in actor_names and actor.ray_namespace == namespace
     }
-    return [PlacementGroup(PlacementGroupID(each)) for each in ids]
+    return [PlacementGroup(PlacementGroupID(each)) for each in set(lasts.values()) if each]
 
 
 def job_runs(job_id: str) -> bool:
