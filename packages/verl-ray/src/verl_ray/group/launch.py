@@ -153,15 +153,11 @@ class LaunchSpec:
         """Who each worker of a launch is, without the meeting point."""
         pool, accelerator, origin = self.pool, self.accelerator, self._origin()
         places = zip(pool.local_rank_list(), pool.local_world_size_list(), strict=True)
-        return [
-            Assignment(
-                RankInfo(rank, pool.world_size, *place, group_prefix=self.name, backend="ray"),
-                accelerator,
-                origin,
-                number,
-            )
+        infos = [
+            RankInfo(rank, pool.world_size, *place, group_prefix=self.name, backend="ray")
             for rank, place in enumerate(places)
         ]
+        return [Assignment(info, accelerator, origin, number) for info in infos]
 
     def _origin(self) -> bytes:
         """All but the template, for whoever attaches; b"" where the workers end with this driver."""
@@ -202,9 +198,8 @@ def runtime_env_of(
     """
     if profile_steps and worker_nsight_options is None:
         raise errors.unusable("worker_nsight_options", None, "a dict, as profile_steps is given")
-    given = template.user_options().get("runtime_env")
-    if given:
-        checked_env("runtime_env", given.get("env_vars"))
+    given = template.user_options().get("runtime_env", {})
+    checked_env("runtime_env", given.get("env_vars"))
     variables = merge_settings(
         worker_env=checked_env("worker_env", worker_env), forward_env=forwarded_env(forward_env, os.environ)
     )
