@@ -211,10 +211,7 @@ class RayResourcePool(ResourcePool, EndsWithBlock):
             reservation.place(strategy, name, device_name)
 
     def _raw_groups(self) -> list[PlacementGroup]:
-        groups = self._of_each(Reservation.groups)
-        for reservation in self._reservations:
-            reservation.keep_when_dropped()
-        return list(dict.fromkeys(groups))
+        return list(dict.fromkeys(self._of_each(Reservation.raw_groups)))
 
     def place(self, strategy: str | None = None, device_name: str | None = None) -> tuple[Slot, ...]:
         """Reserve the slots if they are not yet, or anew where a node was lost; a group calls this.

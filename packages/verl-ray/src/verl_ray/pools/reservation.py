@@ -134,11 +134,12 @@ class Reservation:
                 self._slots = slots_of_groups(self._groups, devices)
             return self._slots
 
-    def groups(self) -> list[PlacementGroup]:
-        """The placement group of each slot, reserved first where they are not yet."""
+    def raw_groups(self) -> list[PlacementGroup]:
+        """The placement group of each slot, reserved first if need be; they are in the user's hands then."""
         # Their order does not depend on devices, so nobody is asked for these.
         with self._lock:
             self.place()
+            self._keep_when_dropped()
             return [group for group, size in self._groups.items() for _ in range(size)]
 
     def node_keys(self) -> list[Hashable]:
@@ -174,15 +175,15 @@ class Reservation:
                 self._slots = None
                 return
             # All slots at once, so that what is left of the cluster is used as well as it can be, or none.
-            self.keep_when_dropped()
+            self._keep_when_dropped()
             self._groups, self._slots = {}, None
             release(groups)
             self._reserve(None, None, None)
 
     # --- ending --------------------------------------------------------------------------------------------
 
-    def keep_when_dropped(self) -> None:
-        """The raw placement groups are in the user's hands: garbage collection must not free them."""
+    def _keep_when_dropped(self) -> None:
+        """Garbage collection must not free the placement groups, or not any more."""
         if self._finalizer is not None:
             self._finalizer.detach()
 
@@ -190,7 +191,7 @@ class Reservation:
         """End the reservation, and free what was reserved here. Safe to call twice."""
         with self._lock:
             self.closed = True
-            self.keep_when_dropped()
+            self._keep_when_dropped()
             groups, self._groups = list(self._groups), {}
             here = self._owned and self._cluster == connection()
         if here:
