@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,14 +177,10 @@ def placement_progress(group: PlacementGroup) -> PlacementProgress:
     )
 
 
-def still_reserved(group: PlacementGroup) -> bool:
-    """Whether any node still reports resources that belong to the group."""
-    group_id = group.id.hex()
-    return any(
-        group_id in resource
-        for free in ray_state.available_resources_per_node().values()
-        for resource in free
-    )
+def still_reserved(groups: Iterable[PlacementGroup]) -> list[PlacementGroup]:
+    """Those of the groups of which any node still reports resources."""
+    reported = {name for free in ray_state.available_resources_per_node().values() for name in free}
+    return [group for group in groups if any(group.id.hex() in name for name in reported)]
 
 
 def placement_option_supported(option: str) -> bool:

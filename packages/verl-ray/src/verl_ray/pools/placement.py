@@ -262,14 +262,14 @@ def release(groups: Sequence[PlacementGroup], timeout_s: float = 10.0) -> None:
         return
     try:
         unsettled = _settle(groups)
-        reported = all(cluster.still_reserved(group) for group in groups)
+        reported = cluster.still_reserved(groups) == list(groups)
     finally:
         for group in groups:
             remove_placement_group(group)
     # Nodes report every tenth of a second. A group younger than that may yet show up before it goes.
     shown = time.monotonic() + (0.0 if reported else _SHOWN_AFTER_S)
     deadline = time.monotonic() + timeout_s
-    while (held := [group for group in groups if cluster.still_reserved(group)]) or time.monotonic() < shown:
+    while (held := cluster.still_reserved(groups)) or time.monotonic() < shown:
         if time.monotonic() >= deadline:
             break
         time.sleep(0.02)
