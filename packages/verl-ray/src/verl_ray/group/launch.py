@@ -277,9 +277,8 @@ class Launch:
         call = RankCall(0, *template.constructor_arguments())
         arguments = Arguments([call] * len(assignments))
         try:
-            message, *refs = Packer(arguments.stored("many"), arguments.bulky).pack(call, ONE_READER) or (
-                None,
-            )
+            packer = Packer(arguments.stored("many"), arguments.bulky)
+            message, *refs = packer.pack(call, ONE_READER) or (None,)
         except Exception:
             for made in template.constructions():
                 given = RankCall(0, made.args, made.kwargs)
