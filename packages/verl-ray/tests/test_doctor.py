@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,6 +125,16 @@ def test_the_command_line_in_json_with_an_error() -> None:
     assert not report["ok"]
     assert "HIP_VISIBLE_DEVICES='1'" in report["findings"][0]["what"]
     assert report["versions"]["ray"]
+
+
+@pytest.mark.parametrize("how", [["--address", "127.0.0.1:1"], []], ids=["address", "variable"])
+def test_an_address_where_nobody_answers_is_told_in_time(how: list[str]) -> None:
+    begin = time.monotonic()
+    done = _doctor(*how, RAY_ADDRESS="[::1]:1")
+    assert time.monotonic() - begin < 60
+    assert done.returncode == 1
+    where = r"127\.0\.0\.1:1" if how else r"\[::1\]:1"
+    assert re.search(f"the Ray cluster cannot be joined: {where}: .*(refused|assign)", done.stdout)
 
 
 @pytest.mark.usefixtures("running_ray")

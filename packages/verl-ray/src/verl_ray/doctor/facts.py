@@ -6,6 +6,7 @@ import logging
 import os
 import platform
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from verl_ray.pools.devices import DEVICE_MASKS, NOSET
 from verl_ray.worker.environment import RANK_VARIABLES
 
 _PACKAGES = ("verl-ray", "verl-dispatch", "verl-protocol", "ray", "torch", "tensordict", "numpy")
+_ANSWERS_WITHIN_S = 5.0
 _SHARED_MEMORY = Path("/dev/shm")
 _RAYS_OWN = {"RAY_ADDRESS", "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"}
 _VARIABLES = DEVICE_MASKS | RANK_VARIABLES | _RAYS_OWN
@@ -122,9 +124,11 @@ def _disk(path: Path) -> DiskFacts | None:
 
 
 def _look_at_cluster(address: str | None) -> ClusterFacts:
+    asked = address or os.environ.get("RAY_ADDRESS", "")
     joins = not ray.is_initialized()
     try:
         if joins:
+            _knock_at(asked)
             ray.init(
                 address=address or "auto",
                 log_to_driver=False,
@@ -132,11 +136,17 @@ def _look_at_cluster(address: str | None) -> ClusterFacts:
                 configure_logging=False,
             )
         return ClusterFacts(alive_nodes(), dead_node_addresses())
-    except ConnectionError as error:
-        asked = address or os.environ.get("RAY_ADDRESS")
+    except OSError as error:
         return ClusterFacts(error=f"{asked}: {error}" if asked else None)
     except (RuntimeError, ValueError) as error:
         return ClusterFacts(error=str(error))
     finally:
         if joins:
             ray.shutdown()
+
+
+def _knock_at(address: str) -> None:
+    """Fail where nobody answers at this host and port: Ray itself goes on trying for many minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdecimal() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_WITHIN_S).close()
