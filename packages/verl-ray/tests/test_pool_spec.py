@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from verl_ray.errors import PoolClosed
 from verl_ray.pools.pool import (
     RayResourcePool,
     ResourcePoolManager,
@@ -45,6 +46,14 @@ def test_what_a_slot_reserves(options: dict[str, Any], bundle: dict[str, float])
 def test_a_pool_without_nodes_is_refused_at_the_first_use(sizes: list[int] | None) -> None:
     with pytest.raises(ValueError, match=r"process_on_nodes is .*one node at least"):
         RayResourcePool(sizes, use_gpu=False).place()
+
+
+def test_a_pool_that_was_shut_down_is_not_opened_by_other_groups() -> None:
+    pool = RayResourcePool([1], use_gpu=False)
+    pool.shutdown()
+    with pytest.raises(PoolClosed, match="was shut down"):
+        pool.pgs = []
+    assert pool.closed
 
 
 def test_an_accelerator_type_may_be_a_resource_of_the_cluster_by_its_bare_name() -> None:

@@ -194,6 +194,7 @@ class RayResourcePool(ResourcePool, EndsWithBlock):
 
     @pgs.setter
     def pgs(self, groups: Sequence[PlacementGroup]) -> None:
+        self._check_open()
         if self._placed:
             raise PoolAlreadyPlaced(self.name_prefix, self.store)
         sizes = self.store
@@ -204,9 +205,12 @@ class RayResourcePool(ResourcePool, EndsWithBlock):
         adopted = in_rank_order(groups, sizes)
         self._set_up(self.name_prefix, reserved_by_others(self.name_prefix, self.spec, adopted))
 
-    def _reserve(self, strategy: str | None, name: str | None, device_name: str | None) -> None:
+    def _check_open(self) -> None:
         if self.closed:
             raise PoolClosed(self.name_prefix)
+
+    def _reserve(self, strategy: str | None, name: str | None, device_name: str | None) -> None:
+        self._check_open()
         for reservation in self._reservations:
             reservation.place(strategy, name, device_name)
 
@@ -238,8 +242,7 @@ class RayResourcePool(ResourcePool, EndsWithBlock):
 
     def slots(self) -> tuple[Slot, ...]:
         """The slots in rank order: the same at every call. Reserved first if they are not yet."""
-        if self.closed:
-            raise PoolClosed(self.name_prefix)
+        self._check_open()
         return tuple(self._of_each(Reservation.slots))
 
     def worker_options(self) -> dict[str, Any]:
