@@ -227,15 +227,13 @@ class WorkerGroupError(PortableError, RuntimeError):
         super().__init__(self._message(reason))
 
     def _message(self, reason: str) -> str:
-        lines = [f"group {self.group!r}, method {self.method!r}: {reason or 'failed on ' + self._where()}"]
+        where = _ranks(self.failed_ranks) if self.failed_ranks else "an unknown rank"
+        lines = [f"group {self.group!r}, method {self.method!r}: {reason or f'failed on {where}'}"]
         lines += [f"  {failure}" for failure in self.errors.values()]
         if self.unanswered_ranks:
             lines.append(f"  no answer from {_ranks(self.unanswered_ranks)}")
         first = next((failure.traceback for failure in self.errors.values() if failure.traceback), "")
         return "\n".join([*lines, _shortened(first.rstrip(), _MOST_OF_A_TRACEBACK)] if first else lines)
-
-    def _where(self) -> str:
-        return _ranks(self.failed_ranks) if self.failed_ranks else "an unknown rank"
 
 
 def given_to(error: E, method: str, group: str) -> E:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from functools import cached_property, update_wrapper
+from functools import update_wrapper
 from typing import Any, Generic, Self, Unpack, overload
 
 from verl_protocol import DataProtoFuture
@@ -40,13 +39,13 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         self._method = method
         self._options = options
         self._planner = CallPlanner(group, method, options)
+        self._by_blocking: dict[bool | None, CallOptions] = {}
         self.dispatch_mode: DispatchMode = method.dispatch_mode
         self.execute_mode: Execute = options.execute_mode or method.execute_mode
         self.blocking: bool = method.blocking if options.blocking is None else options.blocking
         self.signature: inspect.Signature = method.signature
         update_wrapper(self, method.function, updated=())
         self.__name__: str = method.name
-        self.__wrapped__: Callable[..., Any] = method.function
         self.__signature__: inspect.Signature = method.signature
 
     def __call__(self, /, *args: GP.args, **kwargs: GP.kwargs) -> D_co:
@@ -62,38 +61,32 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
             WorkerGroupError: a worker failed, or the group is broken or shut down.
             CallTimeout: no result within `timeout_s`.
         """
-        sent = self._sent(args, kwargs, self._awaited)
+        sent = self._sent(args, kwargs, blocking=True)
         result: G_co = sent.collect(sent.wait())
         return result
 
-    @cached_property
-    def _awaited(self) -> CallOptions:
-        """The options of a call whose answers the caller waits for at once."""
-        return self._options.changed(blocking=True)
-
-    @cached_property
-    def _asked_for_later(self) -> CallOptions:
-        return self._options.changed(blocking=None)
-
-    @cached_property
-    def _handed_on(self) -> CallOptions:
-        """The caller gets futures: others may read the answers, so a backend can prepare them for that."""
-        return self._options.changed(blocking=False)
-
     def submit(self, /, *args: GP.args, **kwargs: GP.kwargs) -> CallFuture[G_co]:
         """Starts the method and returns a future of its result: `result(timeout)`, or `await` it."""
-        return CallFuture(self._sent(args, kwargs, self._asked_for_later))
+        return CallFuture(self._sent(args, kwargs, blocking=None))
 
     def stream(self, /, *args: GP.args, **kwargs: GP.kwargs) -> AnswerStream[R_co]:
         """Starts the method and gives `(rank, answer)` as the answers come, padding taken off.
 
         For `for` and for `async for`. A time limit counts from here, not from the first look.
         """
-        return self._sent(args, kwargs, self._asked_for_later).stream()
+        return self._sent(args, kwargs, blocking=None).stream()
 
-    def _sent(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: CallOptions) -> Call:
-        sent: Call = self._group._started(self._method.name, self._planner.plan, args, kwargs, options)
+    def _sent(self, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool | None) -> Call:
+        """A call that the caller waits for at once, gets futures of (False), or asks for later (None)."""
+        if blocking not in self._by_blocking:
+            self._by_blocking[blocking] = self._options.changed(blocking=blocking)
+        # Who else reads the futures knows of no padding.
+        plan = self._plan_of_futures if blocking is False else self._planner.plan
+        sent: Call = self._group._started(self._method.name, plan, args, kwargs, self._by_blocking[blocking])
         return sent
+
+    def _plan_of_futures(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
+        return with_worker_trims(self._planner.plan(args, kwargs))
 
     def plan(self, /, *args: GP.args, **kwargs: GP.kwargs) -> CallPlan:
         """What a call with these arguments would do; nothing is sent, unless a mesh is not known yet."""
@@ -127,10 +120,7 @@ class GroupMethod(Generic[GP, R_co, G_co, D_co]):
         return f"<{self.__name__}{self.__signature__} of {self._group!r}, {self._planner.mode}>"
 
     def _later(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def plan(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
-            return with_worker_trims(self._planner.plan(args, kwargs))
-
-        sent: Call = self._group._started(self._method.name, plan, args, kwargs, self._handed_on)
+        sent = self._sent(args, kwargs, blocking=False)
         collect = sent.plan.collect
         is_batch = isinstance(collect, BatchCollector)
         result: Any = sent.data_future() if is_batch else collect.arrange(sent.futures())

@@ -377,9 +377,6 @@ class AnswerStream(Generic[R_co]):
         return rank, answer
 
 
-_UNSET: Any = object()
-
-
 class CallFuture(Generic[T]):
     """A call under way: `result(timeout)` waits for it, `await future` leaves the event loop free meanwhile.
 
@@ -387,10 +384,11 @@ class CallFuture(Generic[T]):
     goes on.
     """
 
+    _value: T
+
     def __init__(self, call: Call) -> None:
         self._call: Call | None = call
         self._collecting = Lock()
-        self._value: Any = _UNSET
 
     def result(self, timeout: float | None = None) -> T:
         """The result of the call.
@@ -403,7 +401,7 @@ class CallFuture(Generic[T]):
             CallTimeout: no result in time; a later `result` may still get it.
         """
         call = self._call
-        return self._kept() if call is None else self._collected(call, call.wait(timeout))
+        return self._value if call is None else self._collected(call, call.wait(timeout))
 
     def done(self) -> bool:
         """Whether `result` would return without waiting, as far as the group can tell."""
@@ -415,18 +413,14 @@ class CallFuture(Generic[T]):
 
     async def _awaited(self) -> T:
         call = self._call
-        return self._kept() if call is None else self._collected(call, await call.wait_async())
+        return self._value if call is None else self._collected(call, await call.wait_async())
 
     def _collected(self, call: Call, outputs: list[Any]) -> T:
         with self._collecting:
-            if self._value is _UNSET:
+            if self._call is not None:
                 self._value = call.collect(outputs)
                 self._call = None
-        return self._kept()
-
-    def _kept(self) -> T:
-        value: T = self._value
-        return value
+        return self._value
 
     def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
         """Refuses: the answers come to this process.

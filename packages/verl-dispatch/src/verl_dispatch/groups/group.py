@@ -7,19 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from os import PathLike
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Generic,
-    Literal,
-    Self,
-    SupportsIndex,
-    TypeVar,
-    cast,
-    get_args,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args, overload
 
 from verl_protocol.errors import InvalidArgumentError, InvalidTypeError, InvalidValueError
 from verl_protocol.tables import html_table
@@ -351,12 +339,7 @@ class WorkerGroup(EndsWithBlock, Generic[GroupWorker, GroupRef]):
         return self.execute_rank_zero_async(method_name, *args, **kwargs)
 
     def _sent(
-        self,
-        method: str,
-        num_ranks: int,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: CallOptions,
+        self, method: str, num_ranks: int, args: tuple[Any, ...], kwargs: dict[str, Any], options: CallOptions
     ) -> Call:
         """A call with the same arguments to the first ranks, of any method."""
 
@@ -435,7 +418,9 @@ class WorkerGroup(EndsWithBlock, Generic[GroupWorker, GroupRef]):
     @property
     def on(self) -> type[GroupWorker]:
         """The registered methods, for type checkers those of the worker class."""
-        return cast("type[GroupWorker]", MethodNames(self))
+        methods: Any = MethodNames(self)
+        named: type[GroupWorker] = methods
+        return named
 
     def put(self, batch: ProtoT) -> ProtoT:
         """The batch with its large tensor columns stored once, for any number of calls.
@@ -564,7 +549,7 @@ class WorkerGroup(EndsWithBlock, Generic[GroupWorker, GroupRef]):
         ]
         return f"call it on the view of its role ({', '.join(roles)}), which spawn gives" if roles else ""
 
-    def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
+    def __reduce_ex__(self, _: object) -> tuple[Any, ...]:
         """Refuses: a group is a part of the program that made it.
 
         Raises:

@@ -105,10 +105,7 @@ class TracedCall:
         self._sending = time.time()
 
     def sent(
-        self,
-        at: float,
-        answered: Mapping[int, float],
-        stamps: Callable[[], Mapping[int, Stamps]],
+        self, at: float, answered: Mapping[int, float], stamps: Callable[[], Mapping[int, Stamps]]
     ) -> None:
         """It is on its way.
 

@@ -9,8 +9,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from queue import SimpleQueue
 from types import CoroutineType
 from typing import Any, TypeAlias
@@ -55,8 +56,7 @@ class TurnEngine:
     def start(self, call: LocalCall, run: Run) -> None:
         """Have every rank of the plan run its part, to the end."""
         clock, limit_s = time.perf_counter, call.deadline.limit
-        before = remember(self._variables[0])
-        try:
+        with variables_kept(self._variables[0]):
             for each in call.plan.calls:
                 for name, value in self._variables[each.rank].items():
                     os.environ[name] = value
@@ -71,8 +71,6 @@ class TurnEngine:
                 if limit_s is not None and spent > limit_s:
                     call.overdue.append(each.rank)
                 call.answered(each.rank, answer)
-        finally:
-            put_back(before)
 
     def close(self, reason: str) -> None:
         """Drop the workers."""
@@ -85,8 +83,12 @@ _depth = 0
 _before_all: dict[str, str | None] = {}
 
 
-def remember(names: Iterable[str]) -> dict[str, str | None]:
-    """The environment variables of these names as they are, None for what is not there; for `put_back`."""
+@contextmanager
+def variables_kept(names: Iterable[str]) -> Iterator[None]:
+    """Afterwards the environment variables of these names are as they were.
+
+    The last of several threads undoes what all of them have set.
+    """
     global _depth, _before_all
     before: dict[str, str | None] = {}
     with _lock:
@@ -99,23 +101,20 @@ def remember(names: Iterable[str]) -> dict[str, str | None]:
         if _depth == 0:
             _before_all = before
         _depth += 1
-    return before
-
-
-def put_back(before: Mapping[str, str | None]) -> None:
-    """Undo what was set since `remember`: the last of several threads, what all of them have set."""
-    global _depth
-    with _lock:
-        _depth -= 1
-        for name, value in (_before_all if _depth == 0 else before).items():
-            try:
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
-            except KeyError:
-                # A worker has dropped it itself.
-                continue
+    try:
+        yield
+    finally:
+        with _lock:
+            _depth -= 1
+            for name, value in (_before_all if _depth == 0 else before).items():
+                try:
+                    if value is None:
+                        del os.environ[name]
+                    else:
+                        os.environ[name] = value
+                except KeyError:
+                    # A worker has dropped it itself.
+                    continue
 
 
 # --- Ranks that have a thread each, and can meet --------------------------------------------------------

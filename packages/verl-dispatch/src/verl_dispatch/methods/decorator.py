@@ -8,18 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial, wraps
 from types import NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    TypedDict,
-    Union,
-    Unpack,
-    cast,
-    get_args,
-    get_origin,
-    overload,
-)
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Union, Unpack, get_args, get_origin, overload
 
 from verl_protocol.errors import InvalidTypeError
 
@@ -79,17 +68,12 @@ class FurtherOptions(TypedDict, total=False):
 def register(  # type: ignore[overload-overlap]
     dispatch_mode: modes.SplittingMode,
     execute_mode: modes.ExecuteRankZero | modes.ExecuteSome,
-    blocking: bool = ...,
-    materialize_futures: bool = ...,
-    **more: Unpack[FurtherOptions],
+    *rest: Any,
+    **more: Any,
 ) -> static.RefusedPair: ...
 @overload
 def register(  # type: ignore[overload-overlap]
-    dispatch_mode: modes.RankZero,
-    execute_mode: modes.ExecuteSome,
-    blocking: bool = ...,
-    materialize_futures: bool = ...,
-    **more: Unpack[FurtherOptions],
+    dispatch_mode: modes.RankZero, execute_mode: modes.ExecuteSome, *rest: Any, **more: Any
 ) -> static.RefusedPair: ...
 @overload
 def register(
@@ -230,7 +214,8 @@ def register(
 
 def register_options(function: object) -> RegisterOptions:
     """The further options that a registered function was given."""
-    return cast(RegisterOptions, getattr(function, _OPTIONS_ATTR, RegisterOptions()))
+    options: RegisterOptions = getattr(function, _OPTIONS_ATTR, RegisterOptions())
+    return options
 
 
 # --- what cannot be registered ----------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from verl_dispatch.planning.batches import is_splittable
 from verl_dispatch.planning.collectors import LIST, BatchCollector, DictCollector
 from verl_dispatch.planning.mesh import is_whole, mesh_of, name_problem
 from verl_dispatch.planning.options import current_labels, current_options
-from verl_dispatch.planning.plan import CallPlan, RankCall, Scatter
-from verl_dispatch.planning.split import Lists, SplitList, split_batches, split_entries
+from verl_dispatch.planning.plan import CallPlan, Scatter
+from verl_dispatch.planning.split import Arguments, Lists, SplitList, split_batches, split_entries
 
 if TYPE_CHECKING:
     from verl_dispatch.modes import NdBatches
@@ -131,26 +131,23 @@ def dispatch_one_to_one(group: Any, /, *args: Any, **kwargs: Any) -> CallPlan:
         InvalidValueError: arguments that name different ranks, ranks outside the world, or none at all.
         EntryCountError: a list of another length.
     """
-    labels, values = current_labels(), [*args, *kwargs.values()]
+    labels, world_size = current_labels(), group.world_size
+    arguments = Arguments(args, kwargs, labels)
     named = {
-        label: _by_rank(labels.method, label, value, group.world_size)
-        for label, value in zip(labels.all(args, kwargs), values, strict=True)
+        label: _by_rank(labels.method, label, value, world_size)
+        for label, value in zip(labels.all(args, kwargs), arguments.values, strict=True)
         if not isinstance(value, Broadcast)
     }
-    ranks = _common_ranks(labels.method, named, group.world_size)
+    ranks = _common_ranks(labels.method, named, world_size)
     entries = iter(named.values())
-    columns = [
-        dict.fromkeys(ranks, value.value) if isinstance(value, Broadcast) else next(entries)
-        for value in values
-    ]
-    calls = []
-    for rank in ranks:
-        row = [column[rank] for column in columns]
-        named_row = dict(zip(kwargs, row[len(args) :], strict=True))
-        calls.append(RankCall(rank, tuple(row[: len(args)]), named_row))
-    as_dict = any(isinstance(value, Mapping) for value in values)
+    lists = []
+    for value in arguments.values:
+        column = dict.fromkeys(ranks, value.value) if isinstance(value, Broadcast) else next(entries)
+        lists.append([column[rank] for rank in ranks])
+    scatter = Scatter.of_lists(*arguments.cut_into(lists), ranks)
+    as_dict = any(isinstance(value, Mapping) for value in arguments.values)
     collect = DictCollector(labels.method, ranks) if as_dict else LIST
-    return CallPlan(tuple(calls), fetched_ranks=ranks, collect=collect)
+    return CallPlan(scatter.calls, fetched_ranks=ranks, collect=collect)
 
 
 def _bad_ranks(method: str, problem: str) -> InvalidValueError:
@@ -265,12 +262,9 @@ def dispatch_nd_compute(
         ((['a', 'a', 'b', 'b'],), {})
     """
     _check_mapping(dp_rank_mapping, dp_size, group.world_size)
-    labels = current_labels().all(args, kwargs)
-    lists = [
-        _spread(entries, label, dp_rank_mapping, dp_size)
-        for label, entries in zip(labels, [*args, *kwargs.values()], strict=True)
-    ]
-    return tuple(lists[: len(args)]), dict(zip(kwargs, lists[len(args) :], strict=True))
+    arguments = Arguments(args, kwargs, current_labels())
+    places = range(len(arguments.values))
+    return arguments.cut_into([_spread(arguments, place, dp_rank_mapping, dp_size) for place in places])
 
 
 def dispatch_nd_compute_dataproto(
@@ -294,9 +288,11 @@ def _check_mapping(dp_rank_mapping: Sequence[int], dp_size: int, world_size: int
         raise MeshError("dp_rank_mapping", f"dp ranks {outside} are outside 0..{dp_size - 1}", table)
 
 
-def _spread(entries: Any, label: str, dp_rank_mapping: Sequence[int], dp_size: int) -> list[Any]:
+def _spread(arguments: Arguments, place: int, dp_rank_mapping: Sequence[int], dp_size: int) -> list[Any]:
+    entries = arguments.values[place]
     if not isinstance(entries, (list, tuple)) or len(entries) != dp_size:
-        raise EntryCountError(label, dp_size, len(entries) if hasattr(entries, "__len__") else 1)
+        count = len(entries) if hasattr(entries, "__len__") else 1
+        raise EntryCountError(arguments.label(place), dp_size, count)
     spread = [entries[dp] for dp in dp_rank_mapping]
     if not isinstance(entries, SplitList):
         return spread
@@ -344,7 +340,7 @@ class NdDispatch:
                 f"{labels.method!r} splits batches over mesh {self.mesh_name!r} and needs at least one batch "
                 "(DataProto, TensorDict or DataProtoFuture) among its arguments, got none"
             )
-        parts = Scatter.of_lists(lists, named, mesh.dp_size)
+        parts = Scatter.of_lists(lists, named, range(mesh.dp_size))
         calls = [parts.calls[dp]._replace(rank=rank) for rank, dp in enumerate(mesh.dp_ranks)]
         return Scatter(tuple(calls), mesh.answering_ranks, parts.layout)
 

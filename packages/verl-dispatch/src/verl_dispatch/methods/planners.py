@@ -114,7 +114,7 @@ class CallPlanner:
             if isinstance(result, (Scatter, CallPlan)):
                 return result
             lists, named = result
-            return Scatter.of_lists(lists, named, world_size)
+            return Scatter.of_lists(lists, named, range(world_size))
         if self._row_options and not scope.asked:
             problem = f"the dispatch_fn of {self._method.name!r} calls no function here that splits batches"
             raise CallOptionError(self._row_options[0], problem)
@@ -203,7 +203,7 @@ def _checked_result(mode: str, result: Any, world_size: int, *, to_rank_zero: bo
             raise _bad_result(mode, f"{label} is {type(entries).__name__}, not a list")
         if len(entries) != world_size:
             raise _bad_result(mode, f"{label} has {len(entries)} entries for {world_size} workers")
-    return Scatter.of_lists(args, kwargs, world_size)
+    return Scatter.of_lists(args, kwargs, range(world_size))
 
 
 def _checked_plan(mode: str, plan: CallPlan, world_size: int) -> Scatter:

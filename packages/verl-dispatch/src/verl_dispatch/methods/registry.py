@@ -67,6 +67,8 @@ RANK_ZERO = ModeSpec(
     refuses="this dispatch mode calls rank 0 only",
 )
 
+_splits_rows = partial(ModeSpec, row_options=ROW_OPTIONS, refuses=_LOSES_ROWS)
+
 MODES: dict[Dispatch, ModeSpec] = {
     Dispatch[spec.name]: spec
     for spec in (
@@ -87,10 +89,7 @@ MODES: dict[Dispatch, ModeSpec] = {
             row_options=("uneven", "auto_padding"),
         ),
         ModeSpec(
-            "ONE_TO_ONE",
-            functions.dispatch_one_to_one,
-            functions.collect_all_to_all,
-            refuses=_NAMES_RANKS,
+            "ONE_TO_ONE", functions.dispatch_one_to_one, functions.collect_all_to_all, refuses=_NAMES_RANKS
         ),
         ModeSpec(
             "DP_COMPUTE",
@@ -99,29 +98,23 @@ MODES: dict[Dispatch, ModeSpec] = {
             as_list,
             refuses=_LOSES_ENTRIES,
         ),
-        ModeSpec(
+        _splits_rows(
             "DP_COMPUTE_PROTO",
             functions.dispatch_dp_compute_data_proto,
             functions.collect_dp_compute_data_proto,
             BatchCollector,
-            row_options=ROW_OPTIONS,
-            refuses=_LOSES_ROWS,
         ),
-        ModeSpec(
+        _splits_rows(
             "DP_COMPUTE_PROTO_WITH_FUNC",
             functions.dispatch_dp_compute_data_proto_with_func,
             functions.collect_dp_compute_data_proto,
             BatchCollector,
-            row_options=ROW_OPTIONS,
-            refuses=_LOSES_ROWS,
         ),
-        ModeSpec(
+        _splits_rows(
             "DP_COMPUTE_METRIC",
             functions.dispatch_dp_compute_data_proto,
             functions.collect_dp_compute,
             untrimmed,
-            row_options=ROW_OPTIONS,
-            refuses=_LOSES_ROWS,
         ),
         ModeSpec(
             "DIRECT_ROLLOUT_METHOD",
@@ -170,7 +163,7 @@ def spec_of(dispatch_mode: DispatchMode) -> ModeSpec:
     match pair:
         case NdDispatch(split) as dispatch_fn, NdCollect(joined) if split == joined:
             scatter = dispatch_fn.scatter
-            return ModeSpec(name, *pair, BatchCollector, scatter, ROW_OPTIONS, refuses=_LOSES_ROWS)
+            return _splits_rows(name, *pair, BatchCollector, scatter)
     return ModeSpec(name, *pair, row_options=ROW_OPTIONS, is_custom=True)
 
 

@@ -14,7 +14,7 @@ from verl_protocol.errors import counted
 from verl_protocol.futures.any_batch import as_proto, like
 
 from verl_dispatch.errors import AnswerError, RowCountError, UnevenRowsError
-from verl_dispatch.planning.batches import PaddedRows, answered_rows, padded_parts
+from verl_dispatch.planning.batches import answered_rows, padded_parts
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,11 @@ class RowLayout:
             proto = as_proto(batch)
             pieces: list[Any] = proto._pieces(self.rows)
             return pieces if proto is batch else [like(batch, piece) for piece in pieces]
-        return padded_parts(batch, list(map(self._real, range(len(self.parts)))))
+        return padded_parts(batch, list(zip(self._real(), self.pad, strict=True)))
 
-    def _real(self, index: int) -> PaddedRows:
-        """The rows of a part without its padding, and how much padding that is."""
-        pad = self.pad[index]
-        return self.parts[index][: len(self.parts[index]) - pad], pad
+    def _real(self) -> tuple[range | tuple[int, ...], ...]:
+        """The rows of each part without its padding."""
+        return tuple([part[: len(part) - pad] for part, pad in zip(self.parts, self.pad, strict=True)])
 
     def of_parts(self, indices: Sequence[int]) -> RowLayout:
         """The layout as ranks see it of which each gets one of these parts."""
@@ -76,8 +75,7 @@ class RowLayout:
 
     def without_padding(self) -> RowLayout:
         """The layout after the padding is taken off."""
-        parts = tuple([part[: len(part) - pad] for part, pad in zip(self.parts, self.pad, strict=True)])
-        return replace(self, parts=parts, pad=(0,) * len(parts))
+        return replace(self, parts=self._real(), pad=(0,) * len(self.parts))
 
 
 # --- ways to lay out rows ---------------------------------------------------------------------------------

@@ -72,17 +72,17 @@ class Scatter(NamedTuple):
 
     @classmethod
     def of_lists(
-        cls, args: Sequence[Sequence[Any]], kwargs: Mapping[str, Sequence[Any]], world_size: int
+        cls, args: Sequence[Sequence[Any]], kwargs: Mapping[str, Sequence[Any]], ranks: Sequence[int]
     ) -> Scatter:
-        """To every rank its entry of each list."""
-        ranks = tuple(range(world_size))
-        positional = list(zip(*args, strict=True)) if args else [()] * world_size
-        named: list[Mapping[str, Any]] = [NO_KWARGS] * world_size
+        """To each of these ranks its entry of each list."""
+        ranks = tuple(ranks)
+        positional = list(zip(*args, strict=True)) if args else [()] * len(ranks)
+        named: list[Mapping[str, Any]] = [NO_KWARGS] * len(ranks)
         if kwargs:
             named = [dict(zip(kwargs, values, strict=True)) for values in zip(*kwargs.values(), strict=True)]
         layout = layout_among([*args, *kwargs.values()])
-        rows: Sequence[int | None] = layout.rows if layout else [None] * world_size
-        pad = layout.pad if layout else [0] * world_size
+        rows: Sequence[int | None] = layout.rows if layout else [None] * len(ranks)
+        pad = layout.pad if layout else [0] * len(ranks)
         fields = zip(ranks, positional, named, rows, pad, strict=True)
         return cls(tuple([_new_tuple(RankCall, each) for each in fields]), ranks, layout)
 
@@ -167,7 +167,8 @@ class CallPlan:
         """Objects that more than one rank gets, by `id`: arguments, and values of `meta_info`."""
         found: dict[int, tuple[Any, list[int]]] = {}
         for call in self.calls:
-            for key, value in {id(value): value for value in _objects_of(call)}.items():
+            objects = [each for value in arguments_of(call) for each in (value, *inner_of(value))]
+            for key, value in {id(value): value for value in objects}.items():
                 found.setdefault(key, (value, []))[1].append(call.rank)
         return {
             key: SharedObject(value, tuple(sorted(ranks)))
@@ -242,12 +243,6 @@ def refuse_unpicklable(labels: Labels, calls: Iterable[RankCall], copy: Callable
                     copy(value)
                 except Exception as error:
                     raise NotPicklableError(label, str(error)) from None
-
-
-def _objects_of(call: RankCall) -> Iterator[Any]:
-    for value in arguments_of(call):
-        yield value
-        yield from inner_of(value)
 
 
 def inner_of(value: Any) -> Iterator[Any]:

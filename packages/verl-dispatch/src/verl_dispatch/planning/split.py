@@ -55,7 +55,7 @@ def split_entries(
         EntryCountError: a list of another length.
         UnsplittableArgumentError: neither a list nor a tuple.
     """
-    arguments = _Arguments(args, kwargs, labels)
+    arguments = Arguments(args, kwargs, labels)
     lists = [_cut_value(arguments, index, num_workers, _ENTRIES) for index in range(len(arguments.values))]
     return arguments.cut_into(lists)
 
@@ -79,7 +79,7 @@ def split_batches(
         RowCountError: batches of different rows in a padded, uneven or balanced call.
         CallOptionError: rows that cannot be balanced as asked.
     """
-    arguments = _Arguments(args, kwargs, labels)
+    arguments = Arguments(args, kwargs, labels)
     rows = {
         index: None if isinstance(value, DataProtoFuture) else num_rows_of(value)
         for index, value in enumerate(arguments.values)
@@ -107,30 +107,29 @@ def split_batches(
     return arguments.cut_into(lists)
 
 
-class _Arguments:
+class Arguments:
     """The arguments of one call in a row; what is wrong with one of them is said with its name."""
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any], labels: Labels) -> None:
         self.values = [*args, *kwargs.values()]
         self.labels = labels
-        self._num_args, self._names = len(args), list(kwargs)
+        self._args, self._kwargs = args, kwargs
 
     def label(self, index: int) -> str:
         """The name of one of them."""
-        if index < self._num_args:
-            return self.labels.positional(index)
-        return self.labels.keyword(self._names[index - self._num_args])
+        return self.labels.all(self._args, self._kwargs)[index]
 
     def cut_into(self, lists: list[list[Any]]) -> Lists:
         """What became of each of them, by position and by name."""
-        return tuple(lists[: self._num_args]), dict(zip(self._names, lists[self._num_args :], strict=True))
+        count = len(self._args)
+        return tuple(lists[:count]), dict(zip(self._kwargs, lists[count:], strict=True))
 
 
 Rows: TypeAlias = dict[int, int | None]
 """The rows of those arguments that are batches; None where only a worker will know them."""
 
 
-def _is_padded(arguments: _Arguments, rows: Rows, num_parts: int, options: CallOptions) -> bool:
+def _is_padded(arguments: Arguments, rows: Rows, num_parts: int, options: CallOptions) -> bool:
     """Whether the batches of a call are padded: as the options say, else if one of them asks for it."""
     if options.auto_padding is not None or options.uneven is not None:
         return bool(options.auto_padding)
@@ -141,7 +140,7 @@ def _is_padded(arguments: _Arguments, rows: Rows, num_parts: int, options: CallO
 
 
 def _common_layout(
-    arguments: _Arguments, rows: Rows, num_parts: int, padded: bool, options: CallOptions
+    arguments: Arguments, rows: Rows, num_parts: int, padded: bool, options: CallOptions
 ) -> RowLayout | None:
     """The layout for all batches; None where each has its own, or where only a worker will know the rows."""
     if not (padded or options.uneven or options.balance):
@@ -181,7 +180,7 @@ def _weights(known: Sequence[Any], key: str) -> Any:
     raise CallOptionError(f"balance={key!r}", "none of the call's batches has this column")
 
 
-def _cut_value(arguments: _Arguments, index: int, num_parts: int, *takes: str) -> list[Any]:
+def _cut_value(arguments: Arguments, index: int, num_parts: int, *takes: str) -> list[Any]:
     """One of them that is for all, or a list with one entry per part where the mode takes these."""
     value = arguments.values[index]
     if isinstance(value, Broadcast):

@@ -24,13 +24,7 @@ from verl_protocol import DataProtoFuture
 
 from verl_dispatch.errors import NotPicklableError
 from verl_dispatch.methods.decorator import MAGIC_ATTR, register_options
-from verl_dispatch.planning.parts import (
-    Resolved,
-    has_unresolved,
-    resolve_parts,
-    resolve_parts_async,
-    trim_answer,
-)
+from verl_dispatch.planning.parts import Resolved, resolve_parts, resolve_parts_async, trim_answer
 from verl_dispatch.workers.rank import RankInfo
 
 _log = logging.getLogger(__name__)
@@ -88,7 +82,7 @@ class Observation:
                 if materialize:
                     args, kwargs, trim = await resolve_parts_async(args, kwargs, materialize)
                     written = args, kwargs
-                elif recorder is not None and has_unresolved(args, kwargs):
+                elif recorder is not None:
                     # What the method makes of a failure is its own affair.
                     with suppress(Exception):
                         written = _there(written, await resolve_parts_async(args, kwargs, True))
@@ -104,7 +98,7 @@ class Observation:
             if materialize:
                 args, kwargs, trim = resolve_parts(args, kwargs, materialize)
                 written = args, kwargs
-            elif recorder is not None and has_unresolved(args, kwargs):
+            elif recorder is not None:
                 with suppress(Exception):
                     written = _there(written, resolve_parts(args, kwargs, True))
             with self._running(recorder, function, *written):
@@ -192,11 +186,7 @@ class Recorder:
     dumps: Callable[[Any], bytes] = dumps
 
     def draft(
-        self,
-        function: Callable[..., Any],
-        role: str | None,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        self, function: Callable[..., Any], role: str | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Callable[[BaseException | None], str]:
         """What writes the call as it is now, for the method may change its arguments, and what it raised; a
         note on where the file lies, or on why it could not be written."""

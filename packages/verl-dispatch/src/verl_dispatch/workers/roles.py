@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -134,7 +134,8 @@ def create_colocated_worker_raw_cls(
         raise bad_roles(class_dict, "a dict of role and class")
     if not class_dict:
         raise bad_roles(class_dict, "at least one role")
-    if not all(map(_is_name, class_dict)):
+    names: list[Any] = list(class_dict)
+    if not all(isinstance(name, str) and name for name in names):
         raise bad_roles(class_dict, "a name for each role")
     specs = tuple(_role_spec(name, given) for name, given in class_dict.items())
     prefix = "FusedWorker" if fused else "WorkerDict"
@@ -163,8 +164,10 @@ def clean_up_hook(cls: type, names: Sequence[str]) -> str | None:
     """The first of these methods that the class has, needs no argument, and is not the driver's to call."""
     for name in names:
         function = getattr(cls, name, None)
-        if inspect.isfunction(function) and not hasattr(function, MAGIC_ATTR) and _needs_nothing(function):
-            return name
+        if inspect.isfunction(function) and not hasattr(function, MAGIC_ATTR):
+            with suppress(TypeError):
+                inspect.signature(function).bind(None)
+                return name
     return None
 
 
@@ -200,18 +203,6 @@ def _failures_logged(worker: Any) -> Iterator[None]:
         yield
     except Exception:
         _log.exception("the clean-up of a %s failed", type(worker).__name__)
-
-
-def _needs_nothing(function: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError:
-        return False
-    return True
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and value != ""
 
 
 def _role_spec(name: str, given: Any) -> RoleSpec:
