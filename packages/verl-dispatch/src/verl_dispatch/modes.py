@@ -100,7 +100,16 @@ class DynamicEnum(metaclass=DynamicEnumMeta):
         Raises:
             ValueError: the name is taken, is no identifier, or is an attribute of the class.
         """
-        key = _checked_name(cls, name)
+        given: Any = name
+        if not isinstance(given, str) or not given.isidentifier() or given.startswith("_"):
+            raise InvalidValueError(
+                f"a member of {cls.__name__} needs an identifier as its name, got {given!r}"
+            )
+        key = name.upper()
+        if key in cls._registry:
+            raise InvalidValueError(
+                f"{cls.__name__} already has a member {key!r}; known members: {', '.join(cls.names())}"
+            )
         member: Self = cls._unlisted.pop(key, None) or cls._create(key)
         cls._registry[key] = member
         setattr(cls, key, member)
@@ -140,17 +149,6 @@ class DynamicEnum(metaclass=DynamicEnumMeta):
         member = cls(name, cls._next_value)
         cls._next_value += 1
         return member
-
-
-def _checked_name(cls: type[DynamicEnum], name: Any) -> str:
-    if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
-        raise InvalidValueError(f"a member of {cls.__name__} needs an identifier as its name, got {name!r}")
-    key: str = name.upper()
-    if key in cls._registry:
-        raise InvalidValueError(
-            f"{cls.__name__} already has a member {key!r}; known members: {', '.join(cls.names())}"
-        )
-    return key
 
 
 def _load_member(cls: type[_E], name: str) -> _E:
@@ -402,11 +400,8 @@ class DirectRollout(Mode[Never, Never, Never]): ...
 
 class NdBatches(Mode[PerRow, Res, "DataProtoFuture[Res]"]):
     # At run time this mode is a dict.
-    def __getitem__(self, key: str, /) -> Callable[..., Any]:
-        raise NotImplementedError
-
-    def __iter__(self) -> Iterator[str]:
-        raise NotImplementedError
+    def __getitem__(self, key: str, /) -> Callable[..., Any]: ...  # type: ignore[empty-body]
+    def __iter__(self) -> Iterator[str]: ...  # type: ignore[empty-body]
 
 
 WholeMode: TypeAlias = RankZero | OneToAll | AllToAll

@@ -80,9 +80,8 @@ class TestLifecycle(SharedGroups):
             ports = {each["master"] for each in group.identity()}
             assert failure_of(group.raise_on, 1, kind=SystemExit).failed_ranks == [1]
             assert not group.is_usable
-            assert "broken by an earlier failure in 'raise_on' on rank 1" in str(
-                failure_of(group.one_to_all, 1)
-            )
+            told = str(failure_of(group.one_to_all, 1))
+            assert "broken by an earlier failure in 'raise_on' on rank 1" in told
             group.restart()
             assert group.is_usable
             assert group.generation == 1

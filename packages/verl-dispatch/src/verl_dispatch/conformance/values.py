@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,20 @@ def made_by(group: Any, data: Any = None, **options: Any) -> Any:
     return made
 
 
+HANDED_ON: dict[str, tuple[int, Callable[[Any, Any], Any]]] = {
+    "through a chain": (
+        8,
+        lambda four, one: made_by(four, made_by(four, made_by(four, made_by(four)))).get(),
+    ),
+    "to fewer workers": (8, lambda four, one: one.rows(made_by(four))),
+    "to more workers": (8, lambda four, one: four.rows(made_by(one))),
+    "to replicas": (8, lambda four, one: four.over_pairs(made_by(four))),
+    "padded there": (6, lambda four, one: four.rows.options(auto_padding=True)(made_by(one, batch(6)))),
+    "of a balanced call": (8, lambda four, one: one.rows(made_by(four, balance="x"))),
+}
+"""What is done with a future -> the rows of the result, and what gives it of a group of 4 and one of 1."""
+
+
 class TestFutures(SharedGroups):
     """Futures between a group of 4 and a group of 1."""
 
@@ -102,33 +117,18 @@ class TestFutures(SharedGroups):
         assert ids_of(got) == list(range(8))
         assert ranks_of(got) == [0, 0, 1, 1, 2, 2, 3, 3]
 
-    def test_goes_through_a_chain(self, group: Any) -> None:
-        made = made_by(group)
-        for _ in range(3):
-            made = made_by(group, made)
-        assert ids_of(made.get()) == list(range(8))
-
-    def test_goes_to_fewer_and_to_more_workers(self, group: Any, single: Any) -> None:
-        assert ids_of(single.rows(made_by(group))) == list(range(8))
-        assert ids_of(group.rows(made_by(single))) == list(range(8))
-
-    def test_goes_to_replicas(self, group: Any) -> None:
-        assert ids_of(group.over_pairs(made_by(group))) == list(range(8))
-
-    def test_is_padded_where_it_is_used(self, group: Any, single: Any) -> None:
-        made = made_by(single, batch(6))
-        assert ids_of(group.rows.options(auto_padding=True)(made)) == list(range(6))
-
-    def test_padded_call_gives_a_future_without_padding(self, group: Any, single: Any) -> None:
-        made = made_by(group, batch(5, auto_padding=True))
-        assert ids_of(single.rows(made)) == ids_of(made.get()) == list(range(5))
-
-    def test_balanced_call_gives_a_future_in_input_order(self, group: Any, single: Any) -> None:
-        assert ids_of(single.rows(made_by(group, balance="x"))) == list(range(8))
+    @pytest.mark.parametrize("name", list(HANDED_ON))
+    def test_is_handed_on(self, group: Any, single: Any, name: str) -> None:
+        num_rows, use = HANDED_ON[name]
+        assert ids_of(use(group, single)) == list(range(num_rows))
 
     def test_several_are_joined(self, group: Any) -> None:
         joined = DataProtoFuture.concat([made_by(group), made_by(group, batch(4, first=8))])
         assert ids_of(group.rows(joined)) == list(range(12))
+
+    def test_padded_call_gives_a_future_without_padding(self, group: Any, single: Any) -> None:
+        made = made_by(group, batch(5, auto_padding=True))
+        assert ids_of(single.rows(made)) == ids_of(made.get()) == list(range(5))
 
     def test_goes_with_a_batch_that_is_there(self, group: Any) -> None:
         got = group.rows(made_by(group), batch(8, first=100))
@@ -286,10 +286,6 @@ class TestRemote(SharedGroups):
         with backend.make_group(ModesWorker, 1) as group:
             made = made_apart(group)
         assert made.equals(wide_batch(8))
-
-    def test_only_a_batch_can_be_put(self, group: Any) -> None:
-        with pytest.raises(TypeError, match="DataProto"):
-            group.put({"i": torch.zeros(3)})
 
 
 class TestDeclaredColumns(SharedGroups):

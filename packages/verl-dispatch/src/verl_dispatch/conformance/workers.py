@@ -196,13 +196,12 @@ class ModesWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def identity(self) -> dict[str, Any]:
-        address, port = self.get_master_addr_port()
         return {
             "rank": self.rank,
             "world_size": self.world_size,
             "local_rank": self.local_rank,
             "label": self.label,
-            "master": (address, port),
+            "master": self.get_master_addr_port(),
         }
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

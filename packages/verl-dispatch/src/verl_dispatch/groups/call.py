@@ -62,7 +62,7 @@ class Arrivals(ABC):
             return
         if error is not None:
             self._failed_at = self._failed_at or _now()
-        if self._wakers and (self._wakes_at_each or self._is_decided()):
+        if self._wakers and (self._wakes_at_each or self.done()):
             for wake in tuple(self._wakers):
                 wake()
 
@@ -74,7 +74,8 @@ class Arrivals(ABC):
         second: there a backend whose answers come only on request asks for them.
         """
 
-    def _is_decided(self) -> bool:
+    def done(self) -> bool:
+        """Whether every rank has answered, or one has failed."""
         return len(self._came) >= len(self._keys) or self._failed_at is not None
 
     def _missing(self) -> list[Any]:
@@ -226,8 +227,8 @@ class Call(Arrivals):
         a balanced call. A backend that can tell how many rows an answer has, without fetching it, overrides
         this to say so.
         """
-        aligned = self.plan.order is None
-        return DataProtoFuture(self.plan.collect.collect, self.futures(), row_aligned=aligned)
+        collect, aligned = self.plan.collect.collect, self.plan.order is None
+        return DataProtoFuture(collect, self.futures(), row_aligned=aligned)
 
     # --- what a group asks ---------------------------------------------------------------------------------
 
@@ -253,10 +254,9 @@ class Call(Arrivals):
         try:
             result = self.plan.collect.collect(answers)
         except Exception as error:
-            self._ended_by(error)
+            self._end(error)
             raise
-        if self.traced is not None:
-            self.traced.ended()
+        self._end()
         return result
 
     async def wait_async(self, timeout_s: float | None = None) -> list[Any]:
@@ -267,10 +267,6 @@ class Call(Arrivals):
         """`(rank, answer)` of `plan.fetched_ranks` as they come, padding taken off; fails as `wait` does."""
         self._wakes_at_each = True
         return AnswerStream(self)
-
-    def done(self) -> bool:
-        """Whether every rank has answered, or one has failed."""
-        return self._is_decided()
 
     def _all_answers(self, timeout_s: float | None) -> Pauses[list[Any]]:
         own = timeout_s is None
@@ -315,8 +311,7 @@ class Call(Arrivals):
                 yield self._pause(left)
         yield from self._until_decided(deadline)
         self._raise_unless_answered(deadline, decides=True)
-        if self.traced is not None:
-            self.traced.ended()
+        self._end()
         return None
 
     def _raise_unless_answered(self, deadline: Deadline, decides: bool) -> None:
@@ -328,19 +323,20 @@ class Call(Arrivals):
         """
         errors, silent = self._errors(), self._missing()
         if errors and (decides or not silent or not self._grace_left()):
-            self._told = True
-            raise self._ended_by(self.error(errors, silent))
-        if silent:
-            late = self.late(deadline.limit or 0.0, silent)
+            found: BaseException = self.error(errors, silent)
+        elif silent:
+            found = self.late(deadline.limit or 0.0, silent)
             if not decides:
-                raise late
-            self._told = True
-            raise self._ended_by(late)
+                raise found
+        else:
+            return
+        self._told = True
+        self._end(found)
+        raise found
 
-    def _ended_by(self, error: BaseException) -> BaseException:
+    def _end(self, error: BaseException | None = None) -> None:
         if self.traced is not None:
             self.traced.ended(error)
-        return error
 
     def __del__(self) -> None:
         if getattr(self, "_failed_at", None) is None or self._told:

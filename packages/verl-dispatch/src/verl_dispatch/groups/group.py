@@ -505,14 +505,7 @@ class WorkerGroup(EndsWithBlock, Generic[GroupWorker, GroupRef]):
     def _generated(self, func_generator: Callable[..., Callable[..., Any]], method: RegisteredMethod) -> Any:
         pair = functions_of(method.dispatch_mode)
         execute_fn = getattr(self, get_predefined_execute_fn(method.execute_mode)["execute_fn_name"])
-        return func_generator(
-            self,
-            method.name,
-            dispatch_fn=pair["dispatch_fn"],
-            collect_fn=pair["collect_fn"],
-            execute_fn=execute_fn,
-            blocking=method.blocking,
-        )
+        return func_generator(self, method.name, **pair, execute_fn=execute_fn, blocking=method.blocking)
 
     # Any: with fused roles an attribute may also be a group.
     def __getattr__(self, name: str) -> Any:

@@ -280,13 +280,11 @@ class Trace:
         threads = {track: number for number, track in enumerate(sorted(free_from), 1)}
         processes = {track[:2]: number for track, number in reversed(threads.items())}
         origin = min((call.begin for call in self.calls), default=0.0)
-        return [
-            *_names(threads, processes),
-            *(
-                _event(stage, call, origin) | {"pid": processes[track[:2]], "tid": threads[track]}
-                for stage, call, track in placed
-            ),
+        timed = [
+            _event(stage, call, origin) | {"pid": processes[track[:2]], "tid": threads[track]}
+            for stage, call, track in placed
         ]
+        return [*_names(threads, processes), *timed]
 
     def __str__(self) -> str:
         return text_table(_HEAD, self._rows(), left=(0, 1, len(_HEAD) - 1))

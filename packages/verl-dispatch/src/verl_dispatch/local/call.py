@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from verl_protocol import DataProtoFuture
 from verl_protocol.arguments import seconds
 from verl_protocol.batch.apart import stored
 from verl_protocol.columns.reading import InProcessStore
-from verl_protocol.futures.any_batch import is_proto
+from verl_protocol.futures.any_batch import Pending, is_proto
 from verl_protocol.futures.parts import Deadline, Steps, until_done
 
 from verl_dispatch.errors import CallTimeout, WorkerFailure, WorkerGroupError, _ranks, given_to
@@ -118,13 +118,9 @@ class LocalCall(Call):
 
     def data_future(self) -> DataProtoFuture[Any]:
         """The future of a batch, which knows how many rows each answer has once it is there."""
-        futures = self.futures()
-        made = LocalBatchFuture(
-            self.plan.collect.collect,
-            futures,
-            row_counts=[AnswerRows(future) for future in futures],
-            row_aligned=self.plan.order is None,
-        )
+        futures, collect = self.futures(), self.plan.collect.collect
+        counts, aligned = list(map(AnswerRows, futures)), self.plan.order is None
+        made = LocalBatchFuture(collect, futures, row_counts=counts, row_aligned=aligned)
         made._call = self
         return made
 
@@ -228,21 +224,19 @@ class LocalBatchFuture(DataProtoFuture[Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerRows:
+class AnswerRows(Pending):
     """How many rows an answer has, once it is there."""
 
     answer: LocalFuture
 
-    def result(self, timeout: float | None = None) -> int:
+    def get(self, timeout: float | None = None, fetch: object = None) -> int:
         """The number of rows; 0 for an answer that has none."""
         return answered_rows(self.answer.shared_result(timeout)) or 0
 
-    def __await__(self) -> Generator[Any, None, int]:
-        return self._awaited().__await__()
-
-    async def _awaited(self) -> int:
-        await until_done(self.answer, Deadline(None))
-        return self.result()
+    async def aget(self, timeout: float | None = None, fetch: object = None) -> int:
+        """The number of rows, awaited."""
+        await until_done(self.answer, Deadline(timeout))
+        return self.get(0)
 
 
 def _failure_among(values: Iterable[Any], error: BaseException) -> WorkerGroupError | None:

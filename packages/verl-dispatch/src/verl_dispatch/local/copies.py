@@ -18,6 +18,7 @@ from verl_protocol import DataProto, DataProtoFuture
 from verl_protocol.columns.objects import fill_objects
 from verl_protocol.columns.reading import InProcessStore, Stored
 from verl_protocol.columns.walk import deep_copy
+from verl_protocol.futures.any_batch import AsyncFetch, Fetch, Pending
 from verl_protocol.futures.parts import Deadline, wait_async, wait_for
 from verl_protocol.kinds import is_jagged, is_tensordict, is_unbatched
 from verl_protocol.wire import dumps, loads
@@ -196,20 +197,17 @@ class SnapshotStore(InProcessStore):
         return super().put(private_copy(dict(columns)))
 
 
-class _PrivatePart:
+class _PrivatePart(Pending):
     """A part of a future batch that gives a copy of its own to each reader."""
 
     def __init__(self, part: Any) -> None:
         self._part = part
 
-    def result(self, timeout: float | None = None) -> Any:
-        return private_copy(wait_for(self._part, Deadline(timeout)))
+    def get(self, timeout: float | None = None, fetch: Fetch | None = None) -> Any:
+        return private_copy(wait_for(self._part, Deadline(timeout), fetch))
 
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._awaited().__await__()
-
-    async def _awaited(self) -> Any:
-        return private_copy(await wait_async(self._part, Deadline(None)))
+    async def aget(self, timeout: float | None = None, fetch: AsyncFetch | None = None) -> Any:
+        return private_copy(await wait_async(self._part, Deadline(timeout), fetch))
 
 
 def _copy_future(value: DataProtoFuture[Any], memo: Memo) -> DataProtoFuture[Any]:

@@ -215,9 +215,6 @@ class RankThread:
 # --- One rank: the user's object, where it stands, and how a call runs on it ----------------------------
 
 
-_CLEAN_UP_HOOKS = ("close",)
-
-
 class ReadOnlyCopies:
     """The one copy of a call's arguments that all ranks of a read-only call share."""
 
@@ -291,7 +288,7 @@ class LocalRank:
     def close(self) -> None:
         """Let the user's object clean up, and drop it."""
         worker, self.worker = self.worker, None
-        if worker is not None and (rest := clean_up(worker, _CLEAN_UP_HOOKS)) is not None:
+        if worker is not None and (rest := clean_up(worker, ("close",))) is not None:
             self._run_coroutine(rest)
         loop, self._loop = self._loop, None
         # The thread that still runs a method in it closes it.

@@ -206,7 +206,7 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     @property
     def workers(self) -> list[Any]:
         """The workers themselves, in rank order, for a look inside."""
-        workers = self._state.workers
+        workers = [rank.worker for rank in self._state._engine.ranks]
         if self._role is None:
             return workers
         return [worker.role_worker(self._role) for worker in workers]
@@ -304,11 +304,6 @@ class LocalState:
     _recording: tuple[str, RecordWhen] | None = None
     _engine: TurnEngine | ThreadEngine = field(init=False)
     _finalizer: weakref.finalize[..., Any] = field(init=False)
-
-    @property
-    def workers(self) -> list[Any]:
-        """The users' objects, in rank order."""
-        return [rank.worker for rank in self._engine.ranks]
 
     def build(self) -> None:
         """Make the workers of this generation.

@@ -20,7 +20,7 @@ from verl_dispatch.modes import Broadcast, unwrapped
 from verl_dispatch.planning.batches import is_splittable
 from verl_dispatch.planning.collectors import LIST, BatchCollector, DictCollector
 from verl_dispatch.planning.mesh import is_whole, mesh_of, name_problem
-from verl_dispatch.planning.options import current_labels, current_options
+from verl_dispatch.planning.options import Labels, current_labels, current_options
 from verl_dispatch.planning.plan import CallPlan, Scatter
 from verl_dispatch.planning.split import Arguments, Lists, SplitList, split_batches, split_entries
 
@@ -209,7 +209,9 @@ def dispatch_dp_compute_data_proto_with_func(group: Any, /, *args: Any, **kwargs
     if not callable(function):
         expected = "a function for every worker, then batches"
         raise UnsplittableArgumentError(labels.positional(0), given, num_workers, expected)
-    lists, named = split_batches(num_workers, rest, kwargs, labels.after(1), current_options())
+    lists, named = split_batches(
+        num_workers, rest, kwargs, Labels(labels.method, labels.parameters, start=1), current_options()
+    )
     return ([function] * num_workers, *lists), named
 
 

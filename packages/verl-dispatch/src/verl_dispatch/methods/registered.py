@@ -31,7 +31,8 @@ def registered_methods(cls: type, reserved: frozenset[str] = frozenset()) -> dic
             continue
         if hidden or not inspect.isfunction(member):
             raise _no_instance_method(cls.__qualname__, name, type(member).__name__)
-        if _takes_nothing(member):
+        kinds = [each.kind for each in inspect.signature(member).parameters.values()]
+        if not kinds or kinds[0] in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
             raise _no_instance_method(cls.__qualname__, name, "function without self")
         if name in reserved:
             problem = "is reserved by the worker group; rename the method"
@@ -49,11 +50,6 @@ def _no_instance_method(cls: str, name: str, kind: str) -> WorkerClassError:
         f"{cls}.{name} is registered, but is a {kind}: a group runs methods of its workers; "
         f"register a method that takes self, and call the {kind} from there"
     )
-
-
-def _takes_nothing(function: Any) -> bool:
-    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
-    return not kinds or kinds[0] in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 
 def _check_override(cls: type, name: str, function: Any) -> None:

@@ -4,6 +4,8 @@
 and gives for it, so that `group.call(WorkerClass.method, ...)` is checked without a plugin.
 """
 
+# mypy: disable-error-code="empty-body"
+
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator, Iterator
@@ -140,20 +142,15 @@ class Method(Generic[W_contra, GP, R_co, G_co, D_co, B_co]):
     def __call__(
         self: Method[Any, GP, Any, Any, D, Literal[False]], *args: GP.args, **kwargs: GP.kwargs
     ) -> D: ...
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
-    def call(self, *args: GP.args, **kwargs: GP.kwargs) -> G_co:
-        raise NotImplementedError
+    def call(self, *args: GP.args, **kwargs: GP.kwargs) -> G_co: ...
 
-    def submit(self, *args: GP.args, **kwargs: GP.kwargs) -> Submitted[G_co]:
-        raise NotImplementedError
+    def submit(self, *args: GP.args, **kwargs: GP.kwargs) -> Submitted[G_co]: ...
 
-    def stream(self, *args: GP.args, **kwargs: GP.kwargs) -> Iterator[tuple[int, R_co]]:
-        raise NotImplementedError
+    def stream(self, *args: GP.args, **kwargs: GP.kwargs) -> Iterator[tuple[int, R_co]]: ...
 
-    def plan(self, *args: GP.args, **kwargs: GP.kwargs) -> CallPlan:
-        raise NotImplementedError
+    def plan(self, *args: GP.args, **kwargs: GP.kwargs) -> CallPlan: ...
 
     @overload
     def options(self, **changes: Unpack[OptionChanges]) -> Self: ...
@@ -165,8 +162,7 @@ class Method(Generic[W_contra, GP, R_co, G_co, D_co, B_co]):
     def options(
         self, *, execute_mode: Execute, blocking: bool | None = None, **changes: Unpack[OptionChanges]
     ) -> Method[W_contra, ..., Any, Any, Any, Any]: ...
-    def options(self, **changes: Any) -> Any:
-        raise NotImplementedError
+    def options(self, **changes: Any) -> Any: ...
 
 
 class Submitted(Protocol[R_co]):
@@ -216,8 +212,7 @@ class Decorator(Generic[M_co, B_co]):
 
     def __call__(
         self, function: Callable[Concatenate[AW, AP], AR] | Function[AW, AP, AR], /
-    ) -> Registered[AW, Callable[AP, AR], M_co, B_co]:
-        raise NotImplementedError
+    ) -> Registered[AW, Callable[AP, AR], M_co, B_co]: ...
 
 
 class BatchDecorator(Generic[M_co, B_co]):
@@ -225,8 +220,7 @@ class BatchDecorator(Generic[M_co, B_co]):
 
     def __call__(
         self, function: Callable[Concatenate[AW, AP], BatchAnswer] | Function[AW, AP, BatchAnswer], /
-    ) -> Registered[AW, Callable[AP, BatchAnswer], M_co, B_co]:
-        raise NotImplementedError
+    ) -> Registered[AW, Callable[AP, BatchAnswer], M_co, B_co]: ...
 
 
 class MeshDecorator(Generic[B_co]):
@@ -234,15 +228,13 @@ class MeshDecorator(Generic[B_co]):
 
     def __call__(
         self, function: Callable[Concatenate[AW, AP], MeshAnswer] | Function[AW, AP, MeshAnswer], /
-    ) -> Registered[AW, Callable[AP, MeshAnswer], NdBatches, B_co]:
-        raise NotImplementedError
+    ) -> Registered[AW, Callable[AP, MeshAnswer], NdBatches, B_co]: ...
 
 
 class RefusedPair:
     """What `register(...)` returns for modes that do not go together: it decorates nothing."""
 
-    def __call__(self, function: Never, /) -> Any:
-        raise NotImplementedError
+    def __call__(self, function: Never, /) -> Any: ...
 
 
 # --- What a registered method is: on a worker itself, on its class a Method -------------------------------
@@ -299,8 +291,7 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
 
     def __call__(
         self: Registered[W, Callable[P, R], Any, Any], worker: W, /, *args: P.args, **kwargs: P.kwargs
-    ) -> R:
-        raise NotImplementedError
+    ) -> R: ...
 
     # Not for groups: no `Method`, so that no group takes it, but the function of a worker.
     @overload
@@ -534,5 +525,4 @@ class Registered(Generic[W_co, F_co, M_co, B_co]):
     # On a worker: the method itself.
     @overload
     def __get__(self, obj: object, owner: Any) -> F_co: ...
-    def __get__(self, obj: object, owner: Any) -> Any:
-        raise NotImplementedError
+    def __get__(self, obj: object, owner: Any) -> Any: ...

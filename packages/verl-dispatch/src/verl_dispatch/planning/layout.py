@@ -63,11 +63,8 @@ class RowLayout:
 
     def of_parts(self, indices: Sequence[int]) -> RowLayout:
         """The layout as ranks see it of which each gets one of these parts."""
-        return replace(
-            self,
-            parts=tuple([self.parts[index] for index in indices]),
-            pad=tuple([self.pad[index] for index in indices]),
-        )
+        parts, pad = zip(*[(self.parts[index], self.pad[index]) for index in indices], strict=True)
+        return replace(self, parts=parts, pad=pad)
 
     def trim(self, method: str, rank: int, index: int) -> RowTrim:
         """How the answer to part `index`, which went to `rank`, loses its padding."""

@@ -114,9 +114,8 @@ class Mesh:
             MeshError: a size below 1, or an axis that `sizes` does not have.
         """
         answering = dict(answering or {})
-        _check_axes(name, sizes, [*split_axes, *answering])
+        _check_axes(name, sizes, split_axes, answering)
         sizes = {axis: int(size) for axis, size in sizes.items()}
-        _check_answering(name, sizes, answering, split_axes)
         dp_ranks, collects = [], []
         split = product(*(range(sizes[axis]) for axis in split_axes))
         dp_rank_at = {place: dp for dp, place in enumerate(split)}
@@ -161,32 +160,26 @@ def name_problem(name: object) -> str:
     return "" if isinstance(name, str) and name else "its name must be a text"
 
 
-def _check_axes(name: str, sizes: Any, used: Sequence[str]) -> None:
+def _check_axes(name: str, sizes: Any, split_axes: Sequence[str], answering: Mapping[str, int]) -> None:
     if not isinstance(sizes, Mapping):
         raise MeshError(name, 'its sizes must be a dict such as {"dp": 2, "tp": 2}', f"got {sizes!r}")
     shown = ", ".join(f"{axis}={size}" for axis, size in sizes.items()) or "none"
-    unknown = [axis for axis in used if axis not in sizes]
-    if unknown:
+    if unknown := [axis for axis in (*split_axes, *answering) if axis not in sizes]:
         raise MeshError(name, f"there is no axis {unknown[0]!r}", f"axes: {shown}")
     if not all(is_whole(size) and size >= 1 for size in sizes.values()):
         raise MeshError(name, "every axis needs a whole number of at least 1 as its size", f"axes: {shown}")
-
-
-def is_whole(value: object) -> bool:
-    """Whether this is a whole number, of Python's or numpy's."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _check_answering(
-    name: str, sizes: Mapping[str, int], answering: Mapping[str, int], split_axes: Sequence[str]
-) -> None:
     for axis, index in answering.items():
         if axis in split_axes:
             problem = f"answering={{{axis!r}: {index}}}: rows are split over this axis, so all of it answers"
             raise MeshError(name, problem, f"split axes: {', '.join(split_axes)}")
         if not -sizes[axis] <= index < sizes[axis]:
             problem = f"answering={{{axis!r}: {index}}} is outside the axis, which has size {sizes[axis]}"
-            raise MeshError(name, problem, ", ".join(f"{axis}={size}" for axis, size in sizes.items()))
+            raise MeshError(name, problem, shown)
+
+
+def is_whole(value: object) -> bool:
+    """Whether this is a whole number, of Python's or numpy's."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _problem_of(dp_ranks: Sequence[int], collects: Sequence[bool]) -> str:
@@ -242,9 +235,7 @@ def _ask(group: Any, mesh_name: str) -> None:
     dp_ranks = [answer["dispatch_dp_rank"].get(mesh_name) for answer in answers]
     collects = [answer["collect_dp_rank"].get(mesh_name) for answer in answers]
     if all(dp is None for dp in dp_ranks):
-        known = {name for answer in answers for name in answer["dispatch_dp_rank"]} | set(
-            group._dispatch_info
-        )
+        known = {*group._dispatch_info, *(name for answer in answers for name in answer["dispatch_dp_rank"])}
         raise UnknownMeshError(mesh_name, known)
     group._dispatch_info.setdefault(mesh_name, dp_ranks)
     group._collect_info.setdefault(mesh_name, collects)

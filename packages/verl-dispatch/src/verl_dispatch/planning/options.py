@@ -122,7 +122,7 @@ DEFAULT_OPTIONS = CallOptions()
 
 @dataclass(slots=True, eq=False)
 class Labels:
-    """Names the arguments of one method; without a method, by position and keyword only."""
+    """Names the arguments of a method, from number `start` on; without one, by position and keyword only."""
 
     method: str = ""
     parameters: Sequence[str] = ()
@@ -141,10 +141,6 @@ class Labels:
     def all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
         """Names of all these arguments, positional ones first."""
         return [*map(self.positional, range(len(args))), *map(self.keyword, kwargs)]
-
-    def after(self, count: int) -> Labels:
-        """The same names for what follows the first `count` arguments."""
-        return Labels(self.method, self.parameters, self.start + count)
 
     def _of(self) -> str:
         return f" of method {self.method!r}" if self.method else ""

@@ -131,17 +131,13 @@ class Schema:
                 )
 
 
-def _is_dtype(value: object) -> bool:
-    known = getattr(sys.modules.get("torch"), "dtype", np.dtype)
-    return isinstance(value, (known, np.dtype, type))
-
-
 def _spec(value: Any, may_be_missing: bool = False) -> ColumnSpec | None:
     """What was said of a column; None where it says nothing of one."""
     pair = isinstance(value, (tuple, list)) and len(value) == 2
     dtype, sizes = value if pair else (value, ())
     known = isinstance(sizes, Sequence) and all(size is None or type(size) is int for size in sizes)
-    if not known or not (dtype is None or _is_dtype(dtype)):
+    dtypes = (getattr(sys.modules.get("torch"), "dtype", np.dtype), np.dtype, type)
+    if not known or not (dtype is None or isinstance(dtype, dtypes)):
         return None
     if isinstance(dtype, type):
         dtype = np.dtype(cast("DTypeLike", dtype))
@@ -157,6 +153,8 @@ def _refuse(option: str, given: object) -> NoReturn:
 
 
 _EVERY = ""
+Known: TypeAlias = dict[tuple[int, int], Any]
+"""`id` of columns and of a batch -> what became of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,14 +200,14 @@ class Reads:
         self,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        known: dict[tuple[int, int], Any] | None = None,
+        known: Known | None = None,
         *,
         fetches: bool = False,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, of whose batches only these columns are left; futures are left as they are.
 
         Args:
-            known: `id` of columns and of a batch -> what became of it in another call.
+            known: batches that other calls have too.
             fetches: whether remote columns are read now, all of a batch in one round.
 
         Raises:
@@ -226,14 +224,7 @@ class Reads:
             for name, value in kwargs.items()
         }
 
-    def _chosen(
-        self,
-        value: Any,
-        name: str,
-        label: Callable[[], str],
-        known: dict[tuple[int, int], Any],
-        fetches: bool,
-    ) -> Any:
+    def _chosen(self, value: Any, name: str, label: Callable[[], str], known: Known, fetches: bool) -> Any:
         schema = self.schemas.get(name, self.schemas.get(_EVERY))
         if schema is None or not is_batch(value):
             return value

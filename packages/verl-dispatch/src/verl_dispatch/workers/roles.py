@@ -216,15 +216,13 @@ def _role_spec(name: str, given: Any) -> RoleSpec:
 
 def _direct_methods(specs: tuple[RoleSpec, ...]) -> dict[str, Callable[..., Any]]:
     """The methods that are called on the colocated class itself, without their role's name."""
-    owners: dict[str, list[str]] = {}
-    functions: dict[str, Callable[..., Any]] = {}
+    found: dict[str, tuple[list[str], Callable[..., Any]]] = {}
     for spec in specs:
         for name, function in inspect.getmembers(spec.cls, inspect.isfunction):
             marks = getattr(function, MAGIC_ATTR, None)
             if marks is not None and marks["dispatch_mode"] == Dispatch.DIRECT_ROLLOUT_METHOD:
-                owners.setdefault(name, []).append(spec.name)
-                functions[name] = function
-    return {name: _forward(tuple(roles), name, functions[name]) for name, roles in owners.items()}
+                found.setdefault(name, ([], function))[0].append(spec.name)
+    return {name: _forward(tuple(roles), name, function) for name, (roles, function) in found.items()}
 
 
 def _forward(roles: tuple[str, ...], name: str, function: Callable[..., Any]) -> Callable[..., Any]:

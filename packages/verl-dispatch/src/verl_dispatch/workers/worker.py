@@ -160,8 +160,7 @@ class Worker:
 
     def get_master_addr_port(self) -> tuple[str | None, str | None]:
         """The address and port where the ranks of this group meet for torch.distributed."""
-        info = self.__place.known_rank_info()
-        return info.master_addr, info.master_port
+        return self.rank_info.master_addr, self.rank_info.master_port
 
     def get_available_master_addr_port(self) -> tuple[str, str]:
         """This node's address and a port that is free on it now."""
@@ -175,15 +174,8 @@ class Worker:
     @classmethod
     def env_keys(cls) -> list[str]:
         """The environment variables that tell a worker its place."""
-        return [
-            "WORLD_SIZE",
-            "RANK",
-            "LOCAL_WORLD_SIZE",
-            "LOCAL_RANK",
-            "MASTER_ADDR",
-            "MASTER_PORT",
-            VISIBLE_DEVICES,
-        ]
+        of_torchrun = "WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
+        return [*of_torchrun, VISIBLE_DEVICES]
 
     def get_fused_worker_by_name(self, worker_name: str) -> Any:
         """The worker of another role in this process; in a constructor, of a role that was built before.
