@@ -542,7 +542,7 @@ class WorkerGroup(EndsWithBlock, Generic[GroupWorker, GroupRef]):
         ]
         return f"call it on the view of its role ({', '.join(roles)}), which spawn gives" if roles else ""
 
-    def __reduce_ex__(self, _: object) -> tuple[Any, ...]:
+    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
         """Refuses: a group is a part of the program that made it.
 
         Raises:
