@@ -90,9 +90,18 @@ def _normalise_range(index: range, num_rows: int) -> RowIndex:
 
 def _as_vector(index: Any) -> torch.Tensor:
     """Rows as they were named, as int64, or a mask."""
-    array = _as_array(index)
-    if array.dtype == object:
-        array = _array_of(array.tolist())
+    if isinstance(index, torch.Tensor):
+        if index.is_floating_point() or index.is_complex():
+            raise _no_rows(index, index.dtype)
+        array: NDArray[Any] = index.detach().cpu().numpy()
+    elif isinstance(index, np.ndarray):
+        array = _array_of(index.tolist()) if index.dtype == object else index
+    elif isinstance(index, str):
+        raise InvalidIndexError(index, "a column is read with .batch[key], .tensor(key) or .column(key)")
+    elif isinstance(index, (bytes, AbstractSet, Mapping)) or not isinstance(index, Iterable):
+        raise InvalidIndexError(index, "rows are named by a slice, range, sequence, array, tensor or mask")
+    else:
+        array = _array_of(list(index))
     if array.ndim != 1:
         raise InvalidIndexError(index, f"it has {array.ndim} dimensions, not 1")
     if array.size and array.dtype.kind not in "biu":
@@ -106,21 +115,6 @@ def _as_vector(index: Any) -> torch.Tensor:
 
 def _no_rows(index: object, dtype: object) -> InvalidIndexError:
     return InvalidIndexError(index, f"{dtype} is neither whole numbers nor bools")
-
-
-def _as_array(index: Any) -> NDArray[Any]:
-    if isinstance(index, torch.Tensor):
-        if index.is_floating_point() or index.is_complex():
-            raise _no_rows(index, index.dtype)
-        found: NDArray[Any] = index.detach().cpu().numpy()
-        return found
-    if isinstance(index, np.ndarray):
-        return index
-    if isinstance(index, str):
-        raise InvalidIndexError(index, "a column is read with .batch[key], .tensor(key) or .column(key)")
-    if isinstance(index, (bytes, AbstractSet, Mapping)) or not isinstance(index, Iterable):
-        raise InvalidIndexError(index, "rows are named by a slice, range, sequence, array, tensor or mask")
-    return _array_of(list(index))
 
 
 _LARGEST = 2**63 - 1

@@ -42,11 +42,10 @@ def not_jagged(what: str) -> ColumnError:
 
 def jagged_parts(tensor: torch.Tensor) -> JaggedParts:
     """Values, offsets, lengths (None without gaps) and ragged dimension of a jagged tensor."""
-    offsets: torch.Tensor = tensor._offsets  # type: ignore[attr-defined]
-    lengths: torch.Tensor | None = tensor._lengths  # type: ignore[attr-defined]
+    given: Any = tensor
     # The public accessor goes through autograd and costs some 50 us, so it is used only where it is needed.
-    values: Any = tensor.values() if tensor.requires_grad else tensor._values
-    return JaggedParts(values, offsets, lengths, ragged_dim(tensor))
+    values = tensor.values() if tensor.requires_grad else given._values
+    return JaggedParts(values, given._offsets, given._lengths, given._ragged_idx)
 
 
 def ragged_dim(tensor: torch.Tensor) -> int:

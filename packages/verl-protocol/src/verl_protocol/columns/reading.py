@@ -121,10 +121,9 @@ def _assembled(
             part[key] = piece.ref if piece.store is None else fetched[piece.ref][piece.key]
     whole = parts[0] if len(parts) == 1 else ops.concat_all(parts)
     rows = model.rows if isinstance(model.rows, range) else torch.from_numpy(model.rows)
-    taken = ops.take_all(whole, rows)
-    made, watch = taken, WATCH.get()
-    if len(parts) == 1 and isinstance(model.rows, range) and (watch is None or not watch(taken)):
-        made = ops.concat_all([taken])
+    made, watch = ops.take_all(whole, rows), WATCH.get()
+    if len(parts) == 1 and isinstance(model.rows, range) and (watch is None or not watch(made)):
+        made = ops.concat_all([made])
     for key, column in made.items():
         device = columns[key].form.device
         if isinstance(column, np.ndarray):

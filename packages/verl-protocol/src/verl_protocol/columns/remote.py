@@ -221,9 +221,7 @@ class RemoteColumn:
         else:
             used = np.unique(_owner_of_each(rows, starts)).tolist()
             kept = tuple([kept[place] for place in used])
-            shifts = {
-                place: start - starts[place] for place, start in zip(used, _starts_of(kept), strict=False)
-            }
+            shifts = {at: start - starts[at] for at, start in zip(used, _starts_of(kept), strict=False)}
             rows = _shifted(rows, starts, shifts)
         if len(kept) == len(self.pieces):
             return self
