@@ -202,16 +202,16 @@ class BatchState(Composite):
             meta: copied; None takes the meta_info of this batch.
         """
         made = object.__new__(type(self))
-        held = made.__dict__
-        held.update(
+        state = made.__dict__
+        state.update(
             self.__dict__,
             non_tensor_batch=non_tensors,
             meta_info=copy_meta(self.meta_info if meta is None else meta),
             _tensors=tensors if tensors or self._has_batch() else None,
             _num_rows=num_rows,
         )
-        if held.pop("_tensordict", None) is not None:
-            held["_device"] = self._batch_device()
+        if state.pop("_tensordict", None) is not None:
+            state["_device"] = self._batch_device()
         return made
 
     def _with_tensors(self, tensors: dict[str, Any]) -> Self:

@@ -71,7 +71,8 @@ def take(column: Any, index: RowIndex) -> Any:
                 if column.is_nested:
                     return jagged.split_jagged(column, [(start, start + len(index))])[0]
                 return column.narrow(0, start, len(index))
-        elif index.step > 0 and not is_jagged(column):
+            return objects.map_rows(column, len(index), lambda part: take(part, rows))
+        if index.step > 0 and not is_jagged(column):
             return column[index.start : index.stop : index.step]
         index = torch.tensor(index)
     if isinstance(column, torch.Tensor):

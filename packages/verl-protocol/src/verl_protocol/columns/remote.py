@@ -241,10 +241,10 @@ class RemoteColumn:
         if not isinstance(other, RemoteColumn):
             return False
         names, others = ([piece.name for piece in column.pieces] for column in (self, other))
-        rows, same = self.rows, other.rows
-        if isinstance(rows, range) and isinstance(same, range):
-            return names == others and rows == same
-        return names == others and (rows is same or np.array_equal(rows, same))
+        mine, theirs = self.rows, other.rows
+        ranges = isinstance(mine, range) and isinstance(theirs, range)
+        same = mine is theirs or (mine == theirs if ranges else np.array_equal(mine, theirs))
+        return names == others and bool(same)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RemoteColumn:
         return RemoteColumn(self.form, self.pieces, self.rows, self.starts)
