@@ -56,16 +56,14 @@ def set_apart(batch: S, large_bytes: int = LARGE_BYTES) -> tuple[S, list[dict[st
 
 
 def bound(batch: S, store: Store, refs: Sequence[Any], origin: Origin | None = None) -> S:
-    """The batch that `set_apart` gave, whose objects now lie in `store` under `refs`, in their order."""
-    held = batch._held()
-    for key, column in held.items():
-        if isinstance(column, RemoteColumn):
-            pieces = [
-                Piece(store, refs[piece.ref], *piece[2:5], origin) if piece.store == _UNBOUND else piece
-                for piece in column.pieces
-            ]
-            held[key] = RemoteColumn(column.form, pieces, column.rows, column.starts)
-    return batch._with_tensors(held)
+    """The very batch that `set_apart` gave, whose objects now lie in `store` under `refs`, in order."""
+    tensors: dict[str, Any] = batch._tensors or {}
+    for key, column in tensors.items():
+        if isinstance(column, RemoteColumn) and column.pieces and column.pieces[0].store == _UNBOUND:
+            [unbound] = column.pieces
+            piece = Piece(store, refs[unbound.ref], *unbound[2:5], origin)
+            tensors[key] = RemoteColumn(column.form, [piece], column.rows, column.starts)
+    return batch
 
 
 def stored(batch: S, store: Store, origin: Origin | None = None) -> S:
