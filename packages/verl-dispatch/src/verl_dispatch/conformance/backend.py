@@ -14,7 +14,7 @@ import pytest
 import torch
 from verl_protocol import DataProto, DataProtoFuture
 
-from verl_dispatch.conformance.workers import ModesWorker
+from verl_dispatch.conformance.workers import ModesWorker, ids_of
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.groups.group import WorkerGroup
 
@@ -187,6 +187,4 @@ def as_kind(data: DataProto, kind: str) -> Any:
 
 def ranks_of(data: Any) -> Sequence[int]:
     """Which rank had each row."""
-    ranks = data.tensor("rank") if isinstance(data, DataProto) else data["rank"]
-    found: list[int] = ranks.tolist()
-    return found
+    return ids_of(data, "rank")

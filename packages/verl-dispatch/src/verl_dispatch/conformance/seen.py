@@ -10,7 +10,6 @@ from typing import Any
 
 from verl_dispatch.conformance.backend import Backend, SharedGroups, batch, failure_of, later
 
-NUMBER = (int, float)
 ROW_BYTES = 16
 """Bytes of the tensors in a row of `batch`."""
 
@@ -29,7 +28,7 @@ def check_events(written: Mapping[str, Any]) -> None:
         else:
             assert event["ph"] == "X"
             assert isinstance(event["cat"], str)
-            assert all(isinstance(event[key], NUMBER) and event[key] >= 0 for key in ("ts", "dur"))
+            assert all(isinstance(event[key], (int, float)) and event[key] >= 0 for key in ("ts", "dur"))
             key = event["pid"], event["tid"]
             threads.setdefault(key, []).append((event["ts"], event["ts"] + event["dur"]))
     assert set(threads) <= names["thread_name"]

@@ -256,10 +256,10 @@ for _mesh in ("pairs", "each", "nope", *BROKEN_MESHES):
     setattr(ModesWorker, f"over_{_mesh}", _over_mesh(ModesWorker._marked))
 
 
-def ids_of(data: Any) -> list[int]:
-    """The ids of a batch's rows."""
-    ids = data.tensor("i") if isinstance(data, DataProto) else data["i"]
-    found: list[int] = ids.tolist()
+def ids_of(data: Any, key: str = "i") -> list[int]:
+    """The ids of a batch's rows, or the numbers of another column."""
+    numbers = data.tensor(key) if isinstance(data, DataProto) else data[key]
+    found: list[int] = numbers.tolist()
     return found
 
 

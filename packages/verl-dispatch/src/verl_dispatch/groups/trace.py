@@ -93,7 +93,9 @@ class TracedCall:
         self._ended: float | None = None
         self._answered: Mapping[int, float] = {}
         self._stamps: Callable[[], Mapping[int, Stamps]] = dict
-        self.context: Any = _spans_context()
+        # That of a call is made within the span in which the program is now.
+        traced = _telemetry() is not None
+        self.context: Any = import_module("opentelemetry.context").get_current() if traced else None
 
     # --- as the call goes on -------------------------------------------------------------------------------
 
@@ -361,11 +363,6 @@ def _telemetry() -> Any:
         return import_module("opentelemetry.trace")
     except ImportError:
         return None
-
-
-def _spans_context() -> Any:
-    """The span in which the program is now: that of a call is made within it."""
-    return None if _telemetry() is None else import_module("opentelemetry.context").get_current()
 
 
 def _emit_spans(calls: Sequence[TracedCall]) -> None:

@@ -97,6 +97,11 @@ def dispatch_dp_compute(group: Any, /, *args: Any, **kwargs: Any) -> Lists:
     return split_entries(group.world_size, args, kwargs, current_labels())
 
 
+def _check_count(label: str, num_workers: int, entries: Sequence[Any]) -> None:
+    if len(entries) != num_workers:
+        raise EntryCountError(label, num_workers, len(entries))
+
+
 def collect_rank_zero(group: Any, output: Any) -> Any:
     """The value of rank 0, the only one called."""
     return output[0] if isinstance(output, list) else output
@@ -113,8 +118,7 @@ def collect_dp_compute(group: Any, output: Sequence[Any]) -> Sequence[Any]:
     Raises:
         EntryCountError: another number of answers.
     """
-    if len(output) != group.world_size:
-        raise EntryCountError("the output", group.world_size, len(output))
+    _check_count("the output", group.world_size, output)
     return output
 
 
@@ -159,8 +163,7 @@ def _by_rank(method: str, label: str, value: Any, world_size: int) -> Mapping[in
         return value
     if not isinstance(value, (list, tuple)):
         raise _bad_ranks(method, f"{label} must be {_BY_RANK}, got {type(value).__name__}")
-    if len(value) != world_size:
-        raise EntryCountError(label, world_size, len(value))
+    _check_count(label, world_size, value)
     return dict(enumerate(value))
 
 
@@ -282,8 +285,7 @@ def dispatch_nd_compute_dataproto(
 
 
 def _check_mapping(dp_rank_mapping: Sequence[int], dp_size: int, world_size: int) -> None:
-    if len(dp_rank_mapping) != world_size:
-        raise EntryCountError("dp_rank_mapping", world_size, len(dp_rank_mapping))
+    _check_count("dp_rank_mapping", world_size, dp_rank_mapping)
     outside = sorted({dp for dp in dp_rank_mapping if not 0 <= dp < dp_size})
     if outside:
         table = "\n".join(f"  rank {rank} -> dp rank {dp}" for rank, dp in enumerate(dp_rank_mapping))
@@ -307,9 +309,8 @@ def collect_nd_compute(collect_mask: Sequence[bool], group: Any, output: Sequenc
     Raises:
         EntryCountError: the mask or the output has not one entry per worker.
     """
-    for label, entries in (("the collect mask", collect_mask), ("the output", output)):
-        if len(entries) != group.world_size:
-            raise EntryCountError(label, group.world_size, len(entries))
+    _check_count("the collect mask", group.world_size, collect_mask)
+    _check_count("the output", group.world_size, output)
     return [value for value, collects in zip(output, collect_mask, strict=True) if collects]
 
 
