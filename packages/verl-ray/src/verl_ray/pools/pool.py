@@ -203,7 +203,10 @@ class RayResourcePool(ResourcePool, EndsWithBlock):
             given = [group.bundle_count for group in groups]
             raise unusable("pgs", given, f"groups of at least {sizes} bundles, each once")
         adopted = in_rank_order(groups, sizes)
-        self._set_up(self.name_prefix, reserved_by_others(self.name_prefix, self.spec, adopted))
+        if self._own is None:
+            self._set_up(self.name_prefix, reserved_by_others(self.name_prefix, self.spec, adopted))
+        else:
+            self._own.adopt(adopted)
 
     def _check_open(self) -> None:
         if self.closed:

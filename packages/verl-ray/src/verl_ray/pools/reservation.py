@@ -122,6 +122,12 @@ class Reservation:
                     f"{asked}; ask at the first use, or make another pool"
                 )
 
+    def adopt(self, groups: Mapping[PlacementGroup, int], slots: tuple[Slot, ...] | None = None) -> None:
+        """Use so many of the first bundles of each of these placement groups, which come in rank order."""
+        with self._lock:
+            self.sizes, self._owned = list(groups.values()), False
+            self._groups, self._slots, self._cluster = dict(groups), slots, connection()
+
     # --- using ---------------------------------------------------------------------------------------------
 
     def slots(self) -> tuple[Slot, ...]:
@@ -201,9 +207,9 @@ class Reservation:
 def reserved_by_others(
     pool: str, spec: PoolSpec, groups: Mapping[PlacementGroup, int], slots: tuple[Slot, ...] | None = None
 ) -> Reservation:
-    """So many of the first bundles of each of these placement groups, which come in rank order."""
-    made = Reservation(pool, spec, list(groups.values()))
-    made._groups, made._slots, made._cluster = dict(groups), slots, connection()
+    """Slots that somebody else reserved; see `Reservation.adopt`."""
+    made = Reservation(pool, spec, [])
+    made.adopt(groups, slots)
     return made
 
 
