@@ -98,9 +98,8 @@ def refuse_retired(calls: Iterable[RankCall]) -> None:
     """
     if not _RETIRED:
         return
-    # Ranks that get the same are looked at once.
-    alike = {(id(call.args), id(call.kwargs)): call for call in calls}
-    distinct = {id(value): value for call in alike.values() for value in arguments_of(call)}
+    # What several ranks get is looked at once.
+    distinct = {id(value): value for call in calls for value in arguments_of(call)}
     for _, ref in visited(list(distinct.values())):
         if isinstance(ref, ray.ObjectRef) and (actor_id := ref.task_id().actor_id().hex()) in _RETIRED:
             _, made_by = _MAKERS[actor_id]

@@ -18,7 +18,12 @@ _BYTES = ("memory", "object_store_memory")
 
 def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Run the command line; returns 1 where something will bite, else 0."""
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m verl_ray", description="Worker groups on Ray.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    doctor = commands.add_parser("doctor", help="look for what will bite; exit code 1 where something will")
+    doctor.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    doctor.add_argument("--address", help="the cluster to look at; by default the running one")
+    options = parser.parse_args(arguments)
     facts = gather_facts(os.environ if environ is None else environ, options.address)
     findings = check(facts)
     bites = any(finding.level == "error" for finding in findings)
@@ -29,15 +34,6 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | No
         report = report_as_text(facts, findings)
     sys.stdout.write(report + "\n")
     return int(bites)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m verl_ray", description="Worker groups on Ray.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    doctor = commands.add_parser("doctor", help="look for what will bite; exit code 1 where something will")
-    doctor.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    doctor.add_argument("--address", help="the cluster to look at; by default the running one")
-    return parser
 
 
 def report_as_text(facts: DoctorFacts, findings: Sequence[Finding]) -> str:

@@ -152,8 +152,6 @@ def labels_match(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool
 def _label_matches(label: str | None, wanted: str) -> bool:
     negated = wanted.startswith("!")
     body = wanted.removeprefix("!")
-    if body.startswith("in(") and body.endswith(")"):
-        accepted = {entry.strip() for entry in body[3:-1].split(",")}
-    else:
-        accepted = {body}
+    is_list = body.startswith("in(") and body.endswith(")")
+    accepted = [entry.strip() for entry in body[3:-1].split(",")] if is_list else [body]
     return (label in accepted) is not negated
