@@ -19,12 +19,13 @@ LARGE_BYTES = 32 * 2**20
 """Below this the memory of earlier results is used again; above it malloc always asks the system."""
 
 
-def large_result(model: torch.Tensor, shape: Sequence[int]) -> torch.Tensor | None:
+def large_result(sources: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor | None:
     """Unset memory for a large result of this shape on the CPU; None where torch does better itself."""
     # torch asks the system for fresh memory for every large result, which the system maps page by page of
     # 4 KiB as it is written; that takes longer than copying the bytes. numpy asks for huge pages.
+    model = sources[0]
     size = math.prod(shape) * model.element_size()
-    if size < LARGE_BYTES or model.device.type != "cpu" or model.requires_grad:
+    if size < LARGE_BYTES or not model.is_cpu or any(source.requires_grad for source in sources):
         return None
     return torch.from_numpy(np.empty(size, dtype=np.uint8)).view(model.dtype).view(*shape)
 
@@ -79,7 +80,7 @@ def gather(tensor: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
         taken = np.take(same_bits(tensor), index.cpu().numpy(), dim)
         return of_dtype(torch.from_numpy(taken), tensor.dtype)
     plain = as_plain(tensor)
-    out = large_result(plain, shape)
+    out = large_result([plain], shape)
     return of_dtype(torch.index_select(plain, dim, index.to(tensor.device), out=out), tensor.dtype)
 
 
@@ -95,9 +96,7 @@ def concat_dense(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
         except ValueError:
             pass
     parts = [as_plain(tensor) for tensor in tensors]
-    tracked = any(part.requires_grad for part in parts)
-    out = None if tracked else large_result(parts[0], shape)
-    return of_dtype(torch.cat(parts, dim, out=out), tensors[0].dtype)
+    return of_dtype(torch.cat(parts, dim, out=large_result(parts, shape)), tensors[0].dtype)
 
 
 def _suits_one_thread(sources: Sequence[torch.Tensor], shape: Sequence[int]) -> bool:
