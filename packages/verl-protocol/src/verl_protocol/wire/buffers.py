@@ -74,35 +74,25 @@ def _ready(buffer: Any, readers: Readers) -> ReadyBuffer:
     view: Bytes = np.frombuffer(buffer, np.uint8)
     if readers == "many":
         return (view if type(buffer) is bytearray else view.copy()).view(ReadyBuffer)
-    address = _address_of(view)
-    if address % _ALIGNMENT:
+    if view.__array_interface__["data"][0] % _ALIGNMENT:
         view = view.copy()
     elif not view.flags.writeable and readers != "read_only":
-        view = writable_view(view, address)
+        view = writable_view(view)
     return view.view(ReadyBuffer)
-
-
-def _address_of(array: Bytes) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 class _WritableMemory:
     """The memory of a read-only array, offered as writable; it keeps the array alive."""
 
-    def __init__(self, array: Bytes, address: int) -> None:
+    def __init__(self, array: Bytes) -> None:
         self._array = array
-        self.__array_interface__ = {
-            "data": (address, False),
-            "shape": array.shape,
-            "typestr": "|u1",
-            "version": 3,
-        }
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
 
-def writable_view(array: Bytes, address: int | None = None) -> Bytes:
+def writable_view(array: Bytes) -> Bytes:
     """The same memory as a writable array: torch knows no read-only tensors and warns about such memory."""
-    return np.asarray(_WritableMemory(array, _address_of(array) if address is None else address))
+    return np.asarray(_WritableMemory(array))
 
 
 # --- The version that every payload begins with ---------------------------------------------------------

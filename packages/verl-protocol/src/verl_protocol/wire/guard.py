@@ -96,11 +96,11 @@ def sharing_reads(shared: bool) -> Iterator[None]:
 
     def watched(columns: Mapping[str, Any]) -> bool:
         tensors = [(name, column) for name, column in columns.items() if is_tensor(column)]
-        if any(tensor.is_nested for _, tensor in tensors):
+        if True in [tensor.is_nested for _, tensor in tensors]:
             # Of a jagged one also what it consists of: its own count does not tell of a write into that.
             tensors = [(name, found) for name, found in visited(columns) if is_tensor(found)]
         # Tensors made under inference mode count no writes, so nothing could be noticed.
-        if not is_open or any(tensor.is_inference() for _, tensor in tensors):
+        if not is_open or True in [tensor.is_inference() for _, tensor in tensors]:
             return False
         guards.append(_guard_of(tensors))
         return True

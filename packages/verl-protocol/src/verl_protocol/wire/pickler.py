@@ -36,8 +36,11 @@ def asking_pickler(base: type[pickle.Pickler]) -> type[pickle.Pickler]:
             if isinstance(obj, SelfReduced):
                 return obj.__reduce__()
             if type(obj) not in _NEVER_REDUCED:
-                if self._encoder is None:
-                    self._encoder = _encoder_if_needed()
+                if self._encoder is None and "torch" in sys.modules:
+                    from verl_protocol.wire.encoder import Encoder
+
+                    self._encoder = Encoder(5, asked=True)
+                # As long as nobody has imported torch, there are neither tensors nor batches.
                 encoder = self._encoder
                 reduction = _without_torch(obj) if encoder is None else encoder.reduce(obj)
                 if reduction is not None:
@@ -62,15 +65,6 @@ def _is_found_by_name(obj: Any) -> bool:
     for name in obj.__qualname__.split("."):
         found = getattr(found, name, None)
     return found is obj
-
-
-def _encoder_if_needed() -> Encoder | None:
-    """None as long as nobody has imported torch: then there are neither tensors nor batches."""
-    if "torch" not in sys.modules:
-        return None
-    from verl_protocol.wire.encoder import Encoder
-
-    return Encoder(5, asked=True)
 
 
 def _without_torch(value: Any) -> Reduction | None:
