@@ -102,6 +102,26 @@ def test_handles_keep_their_order_and_may_come_twice(detached: RayWorkerGroup[Co
     assert attached.world_size == 3
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"resource_pool": RayResourcePool([1], use_gpu=False)},
+        {"worker_handles": ["handles"]},
+        {"worker_env": {"A": "b"}},
+        {"use_gpu": False},
+        {"master_port": 29500},
+        {"detached": True},
+        {"wait": False},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_who_attaches_cannot_say_how_the_workers_start(given: dict[str, Any]) -> None:
+    name = "worker_names" if "worker_handles" in given else next(iter(given))
+    template = RayClassWithInitArgs(Counter)
+    with pytest.raises(ValueError, match=rf"^{name} is .*expected none: .*those run already"):
+        RayWorkerGroup(ray_cls_with_init=template, worker_names=["one"], **given)
+
+
 def test_a_name_in_use_is_refused_and_its_owner_lives_on(detached: RayWorkerGroup[Counter]) -> None:
     assert isinstance(detached.resource_pool, RayResourcePool)
     template = RayClassWithInitArgs(Counter)

@@ -15,6 +15,7 @@ from verl_dispatch.planning.parts import PaddedPart
 from verl_dispatch.planning.plan import CallPlan, arguments_of
 from verl_dispatch.workers.observed import Stamps
 from verl_protocol import DataProtoFuture
+from verl_protocol.futures.parts import Deadline
 
 from verl_ray.calls.failures import explained, failure_of, has_failed, is_gone, late
 from verl_ray.calls.futures import AnswerPart, BatchFuture, answer_parts
@@ -84,7 +85,8 @@ class RayCall(Call):
     def wait(self, timeout_s: float | None = None) -> list[Any]:
         """As `Call.wait`; answers that come in a moment are not heard of one by one."""
         if not (self._asked or self._unread or self._wakes_at_each or self.traced):
-            values = soon_here(self.refs.values(), self.deadline.left if timeout_s is None else timeout_s)
+            deadline = self.deadline if timeout_s is None else Deadline(timeout_s)
+            values = soon_here(self.refs.values(), deadline.left)
             for rank, value in zip(self.refs, values or (), strict=False):
                 self.answered(rank, value)
         return super().wait(timeout_s)

@@ -145,6 +145,23 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         if not (isinstance(resource_pool, RayResourcePool) or (attaches and resource_pool is None)):
             expected = "a RayResourcePool, or worker_names or worker_handles"
             raise unusable("resource_pool", resource_pool, expected)
+        if attaches:
+            _refuse_start_options(
+                worker_names=worker_names if worker_handles is not None else None,
+                resource_pool=resource_pool,
+                bin_pack=bin_pack,
+                detached=detached or None,
+                use_gpu=use_gpu,
+                device_name=device_name,
+                worker_env=worker_env,
+                forward_env=forward_env,
+                master_addr=master_addr,
+                master_port=master_port,
+                master_port_range=master_port_range,
+                profile_steps=profile_steps,
+                worker_nsight_options=worker_nsight_options,
+                wait=None if wait is True else wait,
+            )
         if not (on_restart is None or callable(on_restart)):
             raise unusable("on_restart", on_restart, "a function of the group")
         super().__init__(resource_pool)
@@ -159,7 +176,7 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         self._template: RayClassWithInitArgs[Any] = ray_cls_with_init
         limit = seconds("ray_wait_register_center_timeout", ray_wait_register_center_timeout, above_zero=True)
         timeout_s = math.inf if limit is None else limit
-        if resource_pool is None or attaches:
+        if resource_pool is None:
             worker_set = attach(self.name_prefix, worker_names, worker_handles, ray_cls_with_init, timeout_s)
             self._adopt(worker_set, ray_cls_with_init.user_class, None)
             return
@@ -435,6 +452,14 @@ def _group_on(
 def _attached(kind: type[AnyGroup], attachment: tuple[Any, ...], *group: Any) -> AnyGroup:
     """What a pickled or copied group is read back as."""
     return _group_on(kind, attached(*attachment), *group)
+
+
+def _refuse_start_options(**given: Any) -> None:
+    """Refuse what says how workers are to be started, or found, for those that are given in another way."""
+    for name, value in given.items():
+        if value is not None:
+            way = "worker_handles" if name == "worker_names" else "worker_names or worker_handles"
+            raise unusable(name, value, f"none: {way} says which workers, and those run already")
 
 
 def _no_template(given: object, unknown: Mapping[str, object]) -> InvalidValueError:
