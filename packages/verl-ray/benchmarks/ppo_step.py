@@ -23,7 +23,10 @@ SEQUENCES = ["input_ids", "attention_mask"]
 
 
 class StepWorker(Worker):
-    """Makes columns of the right sizes, and reads all of what it gets."""
+    """Makes columns of the right sizes, and reads all of what it gets.
+
+    It reckons by numpy, as the step by hand does: what is measured is the way of the columns.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -32,14 +35,18 @@ class StepWorker(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, reads=["prompts", "images?"])
     def generate(self, data: DataProto) -> DataProto:
         if "images" in data:
-            data.tensor("images")[:, -1].sum()
-        ids = data.tensor("prompts")[:, :1].repeat(1, self.width)
-        return DataProto.from_dict({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+            self._read(data, "images")
+        ids = np.repeat(data.tensor("prompts").numpy()[:, :1], self.width, axis=1)
+        made = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        return DataProto.from_dict({key: torch.from_numpy(column) for key, column in made.items()})
+
+    def _read(self, data: DataProto, *keys: str) -> None:
+        for key in keys:
+            data.tensor(key).numpy()[:, -1].sum()
 
     def _per_token(self, data: DataProto, *keys: str) -> torch.Tensor:
-        for key in keys:
-            data.tensor(key)[:, -1].sum()
-        return torch.zeros(len(data), self.width)
+        self._read(data, *keys)
+        return torch.from_numpy(np.zeros((len(data), self.width), np.float32))
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, reads=SEQUENCES)
     def log_probs(self, data: DataProto) -> DataProto:
@@ -47,7 +54,7 @@ class StepWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, reads=SEQUENCES)
     def reference(self, data: DataProto) -> DataProto:
-        self._per_token(data, "input_ids", "attention_mask")
+        self._read(data, "input_ids", "attention_mask")
         return DataProto.from_dict({"kl": torch.zeros(len(data))})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, reads=SEQUENCES)
@@ -56,17 +63,17 @@ class StepWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, reads=["input_ids"])
     def scores(self, data: DataProto) -> DataProto:
-        self._per_token(data, "input_ids")
+        self._read(data, "input_ids")
         return DataProto.from_dict({"scores": torch.ones(len(data))})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC, reads=[*SEQUENCES, "values", "advantages"])
     def update_critic(self, data: DataProto) -> float:
-        self._per_token(data, "input_ids", "attention_mask", "values", "advantages")
+        self._read(data, "input_ids", "attention_mask", "values", "advantages")
         return 0.5
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC, reads=[*SEQUENCES, "log_probs", "advantages"])
     def update_actor(self, data: DataProto) -> float:
-        self._per_token(data, "input_ids", "attention_mask", "log_probs", "advantages")
+        self._read(data, "input_ids", "attention_mask", "log_probs", "advantages")
         return 0.5
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

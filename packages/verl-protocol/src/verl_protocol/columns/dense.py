@@ -18,6 +18,10 @@ from numpy.typing import NDArray
 LARGE_BYTES = 32 * 2**20
 """Below this the memory of earlier results is used again; above it malloc always asks the system."""
 
+# So it is once malloc has seen a block of nearly that size freed. Before, it gives back what is free, and the
+# system maps the same memory for the next result again, page by page, which takes longer than to fill it.
+np.empty(LARGE_BYTES - 2**16, np.uint8)
+
 
 def large_result(sources: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor | None:
     """Unset memory for a large result of this shape on the CPU; None where torch does better itself."""
