@@ -68,12 +68,17 @@ class FurtherOptions(TypedDict, total=False):
 def register(  # type: ignore[overload-overlap]
     dispatch_mode: modes.SplittingMode,
     execute_mode: modes.ExecuteRankZero | modes.ExecuteSome,
-    *rest: Any,
-    **more: Any,
+    blocking: bool = ...,
+    materialize_futures: bool = ...,
+    **more: Unpack[FurtherOptions],
 ) -> static.RefusedPair: ...
 @overload
 def register(  # type: ignore[overload-overlap]
-    dispatch_mode: modes.RankZero, execute_mode: modes.ExecuteSome, *rest: Any, **more: Any
+    dispatch_mode: modes.RankZero,
+    execute_mode: modes.ExecuteSome,
+    blocking: bool = ...,
+    materialize_futures: bool = ...,
+    **more: Unpack[FurtherOptions],
 ) -> static.RefusedPair: ...
 @overload
 def register(

@@ -4,6 +4,7 @@
 and gives for it, so that `group.call(WorkerClass.method, ...)` is checked without a plugin.
 """
 
+# What is here is for type checkers, and is never called.
 # mypy: disable-error-code="empty-body"
 
 from __future__ import annotations

@@ -299,9 +299,9 @@ class BatchState(Composite):
         The TensorDict that `.batch` built stays the one, so whoever holds it sees the change. What the user
         has handed in may be in other hands too: it stays as it is, and a new container takes its place.
         """
-        held: Any = self._tensordict
-        ours = self._built_here and held is not None and not held.is_locked
-        if ours and all(isinstance(column, (torch.Tensor, RemoteColumn)) for column in tensors.values()):
+        held = self._tensordict if self._built_here else None
+        fits = all(isinstance(column, (torch.Tensor, RemoteColumn)) for column in tensors.values())
+        if held is not None and not held.is_locked and fits:
             _fill(held, tensors)
         else:
             self._set_columns(tensors if self._has_batch() else None, num_rows, self._batch_device())

@@ -43,6 +43,7 @@ class Store(Protocol):
         Raises:
             ColumnsLost: what a reference stands for is no longer there.
         """
+        ...
 
 
 class ColumnForm(NamedTuple):
@@ -88,7 +89,7 @@ def zero_rows(form: ColumnForm, num_rows: int) -> Any:
     return made
 
 
-Origin: TypeAlias = "tuple[str, str, int, int]"
+Origin: TypeAlias = "tuple[Any, ...]"
 """Who made a piece, for the error that tells of its loss: group, method, rank and generation."""
 
 

@@ -37,6 +37,7 @@ class SupportsFuture(Protocol):
 
     def future(self) -> SupportsResult:
         """A future of the value."""
+        ...
 
 
 Part: TypeAlias = SupportsResult | SupportsFuture | Any

@@ -85,6 +85,8 @@ class RayCall(Call):
     def wait(self, timeout_s: float | None = None) -> list[Any]:
         """As `Call.wait`; answers that come in a moment are not heard of one by one."""
         if not (self._asked or self._unread or self._wakes_at_each or self.traced):
+            self.check(waiting=False)
+            self._made_by.check_connected(self.plan.method)
             deadline = self.deadline if timeout_s is None else Deadline(timeout_s)
             values = soon_here(self.refs.values(), deadline.left)
             for rank, value in zip(self.refs, values or (), strict=False):

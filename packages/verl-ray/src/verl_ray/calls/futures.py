@@ -184,20 +184,27 @@ class PartsArriving(Arrivals):
 
     def check(self, waiting: bool) -> None:
         """Refuse parts of workers that were restarted, or that are out of reach; ask for the others."""
-        for part in self._parts:
-            if not waiting:
-                # Who waits while the workers are restarted hears of their end.
+        if not waiting:
+            # Who waits while the workers are restarted hears of their end.
+            for part in self._parts:
                 _ = part.fresh_ref
-            elif part.maker.workers is not None:
-                part.maker.workers.check_connected(part.maker.method)
-        if waiting and not self._asked:
+            return
+        self._check_connected()
+        if not self._asked:
             self._asked = True
             for part in self._parts:
                 hear(part.ref, partial(self.take, part))
 
+    def _check_connected(self) -> None:
+        for part in self._parts:
+            if part.maker.workers is not None:
+                part.maker.workers.check_connected(part.maker.method)
+
     def wait(self, deadline: Deadline) -> dict[Any, Any]:
         """What came, by part; see `fetch_answers`. It may be waited for again."""
         if not self._asked:
+            self.check(waiting=False)
+            self._check_connected()
             refs = [part.ref for part in self._parts]
             for part, value in zip(self._parts, soon_here(refs, deadline.left) or (), strict=False):
                 self.take(part, value, None)
