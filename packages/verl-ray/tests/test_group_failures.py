@@ -353,7 +353,7 @@ def test_a_rank_killed_for_memory_breaks_the_group(monkeypatch: pytest.MonkeyPat
         hear(ref, lambda rank, error: take(None, GONE[2]) if rank == 1 else take(rank, error))
 
     with frail(2) as group:
-        monkeypatch.setattr("verl_ray.calls.call.soon_here", lambda refs, left_s: None)
+        monkeypatch.setattr("verl_ray.calls.call.soon_here", lambda refs, left_s: {})
         monkeypatch.setattr("verl_ray.calls.call.hear", hear_of_a_kill)
         with pytest.raises(WorkerGroupError, match="killed for memory") as caught:
             group.ping()

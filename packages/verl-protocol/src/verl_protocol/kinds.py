@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 
-PLAIN: Final = frozenset([str, int, float, bool, bytes, complex, type(None)])
+PLAIN: Final[frozenset[type]] = frozenset([str, int, float, bool, bytes, complex, type(None)])
 """Types of values that hold nothing else and cannot be changed."""
 
 

@@ -19,7 +19,7 @@ from verl_protocol.columns.travel import travelling
 from verl_protocol.columns.walk import nbytes_of
 from verl_protocol.errors import ReadOnlyWriteError, UnknownDtypeError, WireVersionError
 from verl_protocol.wire import buffers as wire_buffers
-from verl_protocol.wire.buffers import WIRE_VERSION, Readers, checked_head, checked_version, ready_buffers
+from verl_protocol.wire.buffers import WIRE_VERSION, Readers, checked_head, ready_buffers
 from verl_protocol.wire.guard import check_unwritten, watch
 from verl_protocol.wire.pickler import asking_pickler
 
@@ -124,11 +124,10 @@ class Packed:
         # Pickled here and not before, so that references inside count for the pickle around.
         dump = partial(travelling, dumps) if self.references else dumps
         data, buffers = dump(self.value, pickler=self.pickler)
-        version = wire_buffers.WIRE_VERSION
         if protocol < 5:
-            return unpack, (version, "many", data, [bytes(each.raw()) for each in buffers])
+            return unpack, ("many", data, [bytes(each.raw()) for each in buffers])
         outer = pickle.PickleBuffer(data) if len(data) > _LARGE_BYTES else data
-        return unpack, (version, self.readers, outer, buffers)
+        return unpack, (self.readers, outer, buffers)
 
 
 def pack(
@@ -153,7 +152,6 @@ def pack(
     return Packed(value, readers, pickle.Pickler if pickler is None else pickler, references)
 
 
-def unpack(version: int, readers: Readers, data: Any, buffers: Sequence[Any]) -> Any:
+def unpack(readers: Readers, data: Any, buffers: Sequence[Any]) -> Any:
     """The value of a `Packed`; only pickles call this."""
-    checked_version(version)
     return loads(data, buffers, readers=readers)

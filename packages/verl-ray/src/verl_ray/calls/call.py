@@ -88,8 +88,7 @@ class RayCall(Call):
             self.check(waiting=False)
             self._made_by.check_connected(self.plan.method)
             deadline = self.deadline if timeout_s is None else Deadline(timeout_s)
-            values = soon_here(self.refs.values(), deadline.left)
-            for rank, value in zip(self.refs, values or (), strict=False):
+            for rank, value in soon_here(self.refs, deadline.left).items():
                 self.answered(rank, value)
         return super().wait(timeout_s)
 

@@ -205,8 +205,7 @@ class PartsArriving(Arrivals):
         if not self._asked:
             self.check(waiting=False)
             self._check_connected()
-            refs = [part.ref for part in self._parts]
-            for part, value in zip(self._parts, soon_here(refs, deadline.left) or (), strict=False):
+            for part, value in soon_here({part: part.ref for part in self._parts}, deadline.left).items():
                 self.take(part, value, None)
         return self._sleeping(self._values(deadline))
 

@@ -18,6 +18,7 @@ from verl_dispatch.planning.parts import PaddedPart
 from verl_dispatch.planning.plan import RankCall, arguments_of, inner_of
 from verl_protocol import DataProtoFuture
 from verl_protocol.columns.walk import Replacer
+from verl_protocol.kinds import PLAIN
 from verl_protocol.wire import nbytes_of
 
 from verl_ray.calls.futures import (
@@ -50,8 +51,8 @@ STORE_FROM_BYTES = 100_000
 
 _SMALL_ITEMS = 64
 _LEVELS = 16
-_NUMBERS = frozenset([type(None), bool, int, float, complex])
-_PLAIN = _NUMBERS | {str, bytes, Slot}
+_NUMBERS = PLAIN - {str, bytes}
+_CARRIED = PLAIN | {Slot}
 
 
 class Arguments:
@@ -170,7 +171,7 @@ class Packer:
         args = tuple([self._place(value, beside) for value in call.args])
         kwargs = {name: self._place(value, beside) for name, value in call.kwargs.items()}
         message: Message = (args, kwargs, None if answer is ONE_READER else tuple(answer))
-        if _PLAIN.issuperset(map(type, (*args, *kwargs.values()))):
+        if _CARRIED.issuperset(map(type, (*args, *kwargs.values()))):
             return (message, *beside.refs)
         made = compact(message, self._readers)
         return (made.fields() if isinstance(made, Payload) else made, *beside.refs)

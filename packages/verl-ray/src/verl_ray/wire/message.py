@@ -18,6 +18,7 @@ from verl_protocol import DataProtoFuture
 from verl_protocol.columns.travel import MOST_OBJECTS
 from verl_protocol.columns.walk import Replacer
 from verl_protocol.futures.any_batch import is_proto
+from verl_protocol.kinds import PLAIN
 from verl_protocol.wire import check_unwritten, dumps, loads, pack
 
 from verl_ray.wire.refs import CloudPickler
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from verl_protocol import DataProto
 
 Readers = Literal["one", "many", "read_only"]
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_PLAIN = tuple(PLAIN)
 
 
 class Slot(NamedTuple):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import ray
 from ray import cloudpickle
@@ -21,6 +21,7 @@ from verl_protocol.columns.travel import travelling
 from verl_protocol.wire import dumps, loads
 from verl_protocol.wire.buffers import Readers
 
+K = TypeVar("K")
 CloudPickler: Any = cloudpickle.CloudPickler  # pyright: ignore[reportPrivateImportUsage]
 cloud_dumps: Callable[..., bytes] = cloudpickle.dumps  # pyright: ignore[reportPrivateImportUsage]
 """Ray's pickler, which Ray leaves untyped."""
@@ -95,19 +96,19 @@ def is_late(error: BaseException) -> bool:
     return isinstance(error, GetTimeoutError) and not isinstance(error, RayTaskError)
 
 
-def soon_here(refs: Iterable[Any], left_s: float | None) -> list[Any] | None:
-    """The values, where all of them come in a moment; None where not, or where one is a failure.
+def soon_here(refs: Mapping[K, Any], left_s: float | None) -> dict[K, Any]:
+    """The value of each reference, where all come in a moment; none where not, or where one is a failure.
 
     Most calls are short, and to `hear` of their values costs more than to get them. A signal handler runs
     only after that moment.
     """
     if not is_connected():
-        return None
+        return {}
+    timeout_s = _SOON_S if left_s is None else min(_SOON_S, left_s)
     try:
-        values: list[Any] = ray.get(list(refs), timeout=_SOON_S if left_s is None else min(_SOON_S, left_s))
+        return dict(zip(refs, ray.get(list(refs.values()), timeout=timeout_s), strict=True))
     except RayError:
-        return None
-    return values
+        return {}
 
 
 def hear(ref: Any, take: Callable[[Any, BaseException | None], object]) -> None:
