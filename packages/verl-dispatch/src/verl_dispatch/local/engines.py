@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -51,15 +51,13 @@ class TurnEngine:
     def __init__(self, infos: Sequence[RankInfo]) -> None:
         seat = Seat(_REASON)
         self.ranks: list[LocalRank] = [LocalRank(info, seat, sets_environment=True) for info in infos]
-        self._variables = [info.environment() for info in infos]
+        self._variables = [encoded(info.environment()) for info in infos]
 
     def start(self, call: LocalCall, run: Run) -> None:
         """Have every rank of the plan run its part, to the end."""
         clock, limit_s = time.perf_counter, call.deadline.limit
-        with variables_kept(self._variables[0]):
-            for each in call.plan.calls:
-                for name, value in self._variables[each.rank].items():
-                    os.environ[name] = value
+        for each in call.plan.calls:
+            with environment_of(self._variables[each.rank]):
                 started = clock()
                 try:
                     answer = run(self.ranks[each.rank], each)
@@ -68,9 +66,9 @@ class TurnEngine:
                     continue
                 # The wait for the ranks before it is not this rank's time.
                 call.seconds[each.rank] = spent = clock() - started
-                if limit_s is not None and spent > limit_s:
-                    call.overdue.append(each.rank)
-                call.answered(each.rank, answer)
+            if limit_s is not None and spent > limit_s:
+                call.overdue.append(each.rank)
+            call.answered(each.rank, answer)
 
     def close(self, reason: str) -> None:
         """Drop the workers."""
@@ -78,43 +76,57 @@ class TurnEngine:
             rank.close()
 
 
+# The variables are written into the mapping behind `os.environ`, and not through it into the table of the
+# process: the C library moves that table when a name is added, while torch reads it without the
+# interpreter's lock (with `getenv`, in the first operation of a thread), and the process crashes.
+# Keys and values there are as `os.environ` encodes them.
+Variables: TypeAlias = "Mapping[Any, Any]"
+
+
+def encoded(variables: Mapping[str, str]) -> Variables:
+    """Variables as the mapping behind `os.environ` has them."""
+    key, value = os.environ.encodekey, os.environ.encodevalue
+    return {key(name): value(text) for name, text in variables.items()}
+
+
 _lock = threading.Lock()
 _depth = 0
-_before_all: dict[str, str | None] = {}
+_outside: Variables = {}
 
 
 @contextmanager
-def variables_kept(names: Iterable[str]) -> Iterator[None]:
-    """Afterwards the environment variables of these names are as they were.
+def environment_of(variables: Variables) -> Iterator[None]:
+    """While this lasts `os.environ` has these variables; afterwards it is as it was.
 
     The last of several threads undoes what all of them have set.
     """
-    global _depth, _before_all
-    before: dict[str, str | None] = {}
+    global _depth, _outside
+    behind: MutableMapping[Any, Any] = vars(os.environ)["_data"]
     with _lock:
-        for name in names:
-            # One look per variable: to ask whether it is there would be another.
-            try:
-                before[name] = os.environ[name]
-            except KeyError:
-                before[name] = None
+        before = {key: behind[key] for key in variables if key in behind}
         if _depth == 0:
-            _before_all = before
+            _outside = before
         _depth += 1
+        behind.update(variables)
     try:
         yield
     finally:
         with _lock:
             _depth -= 1
-            for name, value in (_before_all if _depth == 0 else before).items():
-                try:
-                    if value is None:
-                        del os.environ[name]
-                    else:
-                        os.environ[name] = value
-                except KeyError:
-                    # A worker has dropped it itself.
-                    continue
+            if any(behind.get(key) is not value for key, value in variables.items()):
+                _undo_in_process(variables)
+            for key in variables:
+                behind.pop(key, None)
+            behind.update(_outside if _depth == 0 else before)
+
+
+def _undo_in_process(names: Iterable[Any]) -> None:
+    # A worker that writes or removes a variable through `os.environ` does so in the process's table too.
+    for name in names:
+        if name in _outside:
+            os.putenv(name, _outside[name])
+        else:
+            os.unsetenv(name)
 
 
 # --- Ranks that have a thread each, and can meet --------------------------------------------------------

@@ -40,8 +40,9 @@ class LocalWorkerGroup(WorkerGroup[GroupWorker, "Future[Any]"]):
     """A group without a cluster: the same modes, checks, errors and isolation, in this process.
 
     Ranks run one after the other in the calling thread, so that a breakpoint in a worker method works;
-    each sees torchrun's variables while it runs (a process has them once: where several groups take
-    turns in threads of their own, only `self.rank` and its like are right). Calls of a rank never
+    each sees torchrun's variables in `os.environ` while it runs (a process has them once: where several
+    groups take turns in threads of their own, only `self.rank` and its like are right; a child process
+    gets them if it is started with `env=os.environ`). Calls of a rank never
     overlap and keep their order, async methods and calls of several threads too. With `concurrent=True`
     each rank has a thread and ranks can meet through `Worker.process_group()`; the environment then
     stays as it is. Arguments and answers are copied, as on a cluster; functions pass as they are, with
