@@ -8,6 +8,7 @@ reference.
 from __future__ import annotations
 
 import copy
+import pickle
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -34,7 +35,7 @@ from verl_ray.wire.message import (
     ONE_READER,
     Answer,
     BatchWithSlots,
-    Message,
+    Plain,
     Readers,
     Slot,
     is_scalar,
@@ -170,9 +171,10 @@ class Packer:
         beside = _References(call.rank, self._is_own)
         args = tuple([self._place(value, beside) for value in call.args])
         kwargs = {name: self._place(value, beside) for name, value in call.kwargs.items()}
-        message: Message = (args, kwargs, None if answer is ONE_READER else tuple(answer))
+        message: Plain = (args, kwargs, None if answer is ONE_READER else tuple(answer))
         if _CARRIED.issuperset(map(type, (*args, *kwargs.values()))):
-            return (message, *beside.refs)
+            # As bytes, which Ray carries as they are; of tuples it makes a pickle by way of Python.
+            return (pickle.dumps(message, 5), *beside.refs)
         made = compact(message, self._readers)
         return (made.fields() if isinstance(made, Payload) else made, *beside.refs)
 

@@ -93,8 +93,8 @@ ONE_READER = Answer()
 Plain: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...] | None]
 """Positional arguments, keyword arguments, and the fields of an `Answer` if not to one reader."""
 
-Message: TypeAlias = Plain | Fields | bytes | None
-"""These, or their pickle: bytes, or the fields of a `Payload`. None: no arguments."""
+Message: TypeAlias = bytes | Fields | None
+"""The pickle of these: bytes, or the fields of a `Payload`. None: no arguments."""
 
 
 def open_message(
@@ -103,12 +103,8 @@ def open_message(
     """The arguments with every slot filled."""
     if message is None:
         return (), {}, ONE_READER
-    if isinstance(message, bytes):
-        args, kwargs, asked = loads(message)
-    elif len(message) == 3:
-        args, kwargs, asked = message
-    else:
-        args, kwargs, asked = Payload(*message).open("one")
+    made: Plain = loads(message) if isinstance(message, bytes) else Payload(*message).open("one")
+    args, kwargs, asked = made
     answer = ONE_READER if asked is None else Answer(*asked)
     if not refs:
         return args, kwargs, answer
