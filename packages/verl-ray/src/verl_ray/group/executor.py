@@ -17,14 +17,13 @@ from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.planning.collectors import BatchCollector
 from verl_dispatch.planning.options import CallOptions
 from verl_dispatch.planning.plan import CallPlan, RankCall
-from verl_protocol.columns.travel import MOST_OBJECTS
 
 from verl_ray.calls.call import RayCall, unread_behind
 from verl_ray.calls.futures import learn_row_counts
 from verl_ray.calls.packing import Arguments, Packer
 from verl_ray.errors import TransportRefusedError, out_of_reach
 from verl_ray.group.worker_set import WorkerSet
-from verl_ray.wire.message import ONE_READER, Answer, Readers, count_rows
+from verl_ray.wire.message import ONE_READER, Answer, count_rows
 from verl_ray.wire.refs import maker_of, transport_of
 from verl_ray.worker.actor import ANY_METHOD, routes_of
 
@@ -59,35 +58,25 @@ class Executor:
         if self._generation != self._worker_set.generation:
             # What is known of the handles of earlier workers says nothing about these.
             self._generation, self._connected, self._remotes = self._worker_set.generation, set(), {}
-        handed_on = options.blocking is False
         route = self._routes.get(plan.method)
-        transport = route.transport if handed_on and route is not None else None
+        transport = route.transport if options.blocking is False and route is not None else None
         if transport is not None and transport not in self._connected:
             self._connect(plan.method, transport)
-        counts_rows = handed_on and isinstance(plan.collect, BatchCollector)
-        # A list of references is for `ray.get`, which knows nothing of columns that lie elsewhere.
-        remote = plan.remote and transport is None and (counts_rows or not handed_on)
-        # Ray takes one return value with a direct transport, so there a second call counts the rows.
-        with_rows = counts_rows and transport is None and not remote
-        timed = timed and transport is None
-        readers: Readers = "many" if handed_on else "one"
-        num_returns = (1 + MOST_OBJECTS if remote else 2 if with_rows else 1) + timed
+        read = _asked(plan, options, transport, timed)
+        dropped = Answer(dropped=True, guarded=read.guarded, timed=read.timed)
         arguments = Arguments(plan.calls)
         materializes = route is not None and route.method.options.materialize_futures
         if options.blocking and options.timeout_s is None and materializes:
             # For a caller who waits anyway: who knows the counts sends less, and spares the workers to ask.
             for future in arguments.futures:
                 learn_row_counts(future)
-        asked = Answer(readers, with_rows, False, plan.read_only, transport, remote, timed)
-        read = ONE_READER if asked == ONE_READER else asked
-        dropped = Answer(dropped=True, guarded=plan.read_only, timed=timed)
         fetched = set(plan.fetched_ranks)
         answers = [read if call.rank in fetched else dropped for call in plan.calls]
         # All are packed before any is sent: what cannot be packed shall reach no rank.
         given = self._packed(plan, arguments, answers)
-        remotes = self._remotes_of(plan.method, num_returns, transport)
+        remotes = self._remotes_of(plan.method, read.num_values, transport)
         # What nobody reads has no rows that anybody counts: Ray would print a failure of either.
-        unread = remotes if plan.fetches_all else self._remotes_of(plan.method, 1 + timed, transport)
+        unread = remotes if plan.fetches_all else self._remotes_of(plan.method, dropped.num_values, transport)
         sent = RayCall(
             self._worker_set,
             plan,
@@ -102,15 +91,14 @@ class Executor:
                     made = (unread if answer.dropped else remotes)[call.rank].remote(*message)
                     ref, *more = made if isinstance(made, list) else [made]
                     sent.refs[call.rank] = ref
-                    if timed:
+                    if answer.timed:
                         sent.stamps[call.rank] = more.pop()
-                    if answer.dropped:
-                        continue
-                    if remote:
+                    if answer.remote:
                         sent.objects[call.rank] = more
-                    elif with_rows:
+                    elif answer.with_rows:
                         (sent.rows_refs[call.rank],) = more
-                    elif counts_rows:
+                    elif answer.transport is not None and isinstance(plan.collect, BatchCollector):
+                        # Ray takes one return value with a direct transport, so a second call counts them.
                         handle = self._worker_set.handles[call.rank]
                         sent.rows_refs[call.rank] = handle.__ray_call__.remote(count_rows, ref)
             except BaseException:
@@ -216,6 +204,23 @@ class Executor:
         if maker is None or not _reaches(maker, handle, transport):
             raise out_of_reach(f"method {method!r} of group {self._worker_set.name!r}", transport)
         return bool(maker == handle)
+
+
+def _asked(plan: CallPlan, options: CallOptions, transport: str | None, timed: bool) -> Answer:
+    """How those answers of a call are wanted that somebody reads."""
+    handed_on, stored = options.blocking is False, transport is None
+    in_future = handed_on and isinstance(plan.collect, BatchCollector)
+    # A list of references is for `ray.get`, which knows nothing of columns that lie elsewhere.
+    remote = plan.remote and stored and (in_future or not handed_on)
+    asked = Answer(
+        readers="many" if handed_on else "one",
+        with_rows=in_future and stored and not remote,
+        guarded=plan.read_only,
+        transport=transport,
+        remote=remote,
+        timed=timed and stored,
+    )
+    return ONE_READER if asked == ONE_READER else asked
 
 
 def _reaches(maker: Any, handle: Any, transport: str) -> bool:

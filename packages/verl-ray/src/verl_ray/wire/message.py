@@ -88,6 +88,11 @@ class Answer(NamedTuple):
     remote: bool = False
     timed: bool = False
 
+    @property
+    def num_values(self) -> int:
+        """How many values Ray carries for it."""
+        return (1 + MOST_OBJECTS if self.remote else 2 if self.with_rows else 1) + self.timed
+
 
 ONE_READER = Answer()
 Plain: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...] | None]
