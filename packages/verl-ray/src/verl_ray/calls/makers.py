@@ -105,7 +105,7 @@ def refuse_retired(calls: Iterable[RankCall]) -> None:
             _, made_by = _MAKERS[actor_id]
             raise StaleFutureError(
                 made_by.group,
-                "restart",
+                AN_EARLIER_CALL,
                 reason=f"an ObjectRef among the arguments was made by generation {made_by.generation} of the "
                 "workers; the group was restarted since, so it is refused: call the method again, or "
                 "pass the value",

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self, SupportsI
 from verl_dispatch.errors import CallTimeout, WorkerGroupError, maybe
 from verl_dispatch.groups.group import WorkerGroup
 from verl_dispatch.methods.static import GroupWorker
-from verl_dispatch.planning.options import CallOptions, Labels
-from verl_dispatch.planning.plan import CallPlan, refuse_unpicklable
+from verl_dispatch.planning.options import DEFAULT_OPTIONS, CallOptions, Labels
+from verl_dispatch.planning.plan import CallPlan, Scatter, refuse_unpicklable
 from verl_dispatch.workers.observed import RecordWhen, pickled
 from verl_dispatch.workers.roles import roles_of
 from verl_protocol.arguments import flag, seconds, text
@@ -235,7 +235,10 @@ class RayWorkerGroup(WorkerGroup[GroupWorker, "ObjectRef[Any]"]):
         template = self._template
         made_from = (template.user_class, template.args, template.kwargs)
         told = b"" if where is None else pickled(made_from, template.user_class, cloud_dumps)
-        self.execute_all_sync("_verl_record", where, told)
+        self._check_usable("record")
+        # Sent past the observers: traces and metrics are of the user's calls.
+        calls, ranks, *_ = Scatter.of_all((where, told), {}, self.world_size)
+        self._send(CallPlan(calls, "_verl_record", fetched_ranks=ranks), DEFAULT_OPTIONS).wait()
         self._recording = where
 
     def _check_usable(self, method: str) -> None:
