@@ -390,6 +390,7 @@ def test_a_plan_says_what_is_read_and_written(group: Any) -> None:
         ({"writes": {"a": (torch.int64, "wide")}}, "expected names"),
         ({"reads": {"a": torch.int64, "data": ("b",)}}, "expected names"),
         ({"reads": {"date": ("b",)}}, r"names parameters \['date'\], but method 'method' takes \['data'\]"),
+        ({"reads": {"a": "int64"}}, r"a column is given a dtype of torch or numpy, \(dtype, row shape\)"),
         (
             {"reads": "a", "materialize_futures": False},
             "with materialize_futures=False the method gets futures",

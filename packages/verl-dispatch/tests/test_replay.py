@@ -288,6 +288,13 @@ def test_a_replay_starts_no_group_of_a_program_without_a_guard(tmp_path: Path) -
     assert files(tmp_path / "calls") == before
 
 
+def test_what_a_program_without_a_file_defines_is_in_the_recorded_one(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-"], input=PROGRAM, text=True, cwd=tmp_path, check=True, timeout=120)
+    calls = {bool(RecordedCall.read(path).facts["error"]): path for path in files(tmp_path / "calls")}
+    code, said = replayed(calls[False])
+    assert (code, said.splitlines()[-1]) == (0, "the call returned tensor([2., 2.])")
+
+
 def test_a_program_that_was_started_as_a_module_may_import_what_lies_beside_it(tmp_path: Path) -> None:
     package = tmp_path / "adding"
     package.mkdir()

@@ -144,11 +144,14 @@ def _spec(value: Any, may_be_missing: bool = False) -> ColumnSpec | None:
     return ColumnSpec(dtype, tuple(sizes) if pair else None, may_be_missing)
 
 
+_COLUMN = "dtype of torch or numpy, (dtype, row shape) or None"
+
+
 def _refuse(option: str, given: object) -> NoReturn:
     by_parameter = ", or a dict of parameter -> such columns" if option == "reads" else ""
     raise InvalidTypeError(
-        f"{option} of register is {short(given)}, expected names of columns, or a dict of name -> dtype of "
-        f"torch or numpy, (dtype, row shape) or None{by_parameter}"
+        f"{option} of register is {short(given)}, expected names of columns, or a dict of name -> {_COLUMN}"
+        f"{by_parameter}"
     )
 
 
@@ -187,7 +190,7 @@ class Reads:
         if unknown := sorted(set(given) - set(given if parameters is None else parameters)):
             raise InvalidModeError(
                 f"reads of register names parameters {unknown}, but method {labels.method!r} takes "
-                f"{list(parameters or ())}"
+                f"{list(parameters or ())}; a column is given a {_COLUMN}"
             )
         return cls(labels, {name: Schema.of("reads", columns) for name, columns in given.items()})
 

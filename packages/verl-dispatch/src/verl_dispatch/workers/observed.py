@@ -149,9 +149,15 @@ def dumps(value: Any) -> bytes:
         by_value = pickle.dumps
     try:
         # What a notebook defines has a name, by which no other process finds it.
-        return (pickle.dumps if hasattr(sys.modules["__main__"], "__file__") else by_value)(value)
+        return (by_value if _program() is None else pickle.dumps)(value)
     except Exception:
         return by_value(value)
+
+
+def _program() -> str | None:
+    """The file of this program; None in a notebook, or where it came by standard input ("<stdin>")."""
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    return path if path is not None and os.path.exists(path) else None
 
 
 def pickled(made_from: Any, cls: type, dumps: Callable[[Any], bytes] = dumps) -> bytes:
@@ -201,7 +207,7 @@ class Recorder:
             "world_size": info.world_size,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "main": getattr(sys.modules["__main__"], "__file__", None),
+            "main": _program(),
             "module": getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None),
             "path": [os.path.abspath(entry) for entry in sys.path],
         }
