@@ -275,6 +275,16 @@ def test_what_is_no_batch_is_refused_by_key(
         make()
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_strided_rows_assigned_to_the_batch_are_refused_by_the_next_row_operation() -> None:
+    data = DataProto.from_dict({"a": torch.zeros(2)})
+    data.batch["x"] = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.strided)
+    assert "x: nested tensor of the strided layout" in repr(data)
+    for use in (lambda: DataProto.concat([data, data]), lambda: data.chunk(2), lambda: data[[1, 0]]):
+        with pytest.raises(TypeError, match=r"column 'x' is a nested .*layout=torch.jagged"):
+            use()
+
+
 def test_columns_changed_to_other_lengths_are_noticed_by_the_next_row_operation() -> None:
     data = DataProto.from_dict({"a": torch.zeros(4)}, {"s": list("abcd")})
     data.non_tensor_batch["s"] = np.array(["x"], dtype=object)

@@ -36,6 +36,8 @@ def describe_column(column: Any) -> str:
     if not isinstance(column, (torch.Tensor, RemoteColumn)):
         return type(column).__name__
     ragged = jagged.ragged_dim(column) if is_jagged(column) else None
+    if ragged is None and isinstance(column, torch.Tensor) and column.is_nested:
+        return "nested tensor of the strided layout"
     sizes = ["*" if size is None or at == ragged else str(size) for at, size in enumerate(column.shape)]
     shown = f"{str(column.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
     if isinstance(column, RemoteColumn):

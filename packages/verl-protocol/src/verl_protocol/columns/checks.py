@@ -96,8 +96,6 @@ def _tensor_column(key: str, value: Any) -> Any:
         raise no_column(key, value, f"a tensor column must be a torch.Tensor; {way}")
     if is_jagged(value):
         return value
-    if value.is_nested:
-        raise jagged.not_jagged(f"column {key!r}")
     if value.layout is not torch.strided:
         raise no_column(key, value, f"rows of layout {value.layout} cannot be cut; use a dense tensor")
     check_has_rows(key, value)
@@ -105,13 +103,16 @@ def _tensor_column(key: str, value: Any) -> Any:
 
 
 def check_batched(key: str, value: object) -> None:
-    """Check that an entry has rows of its own.
+    """Check that an entry has rows of its own, which can be found.
 
     Raises:
         ColumnError: it is one tensor for all rows.
+        ColumnError: a nested tensor of the strided layout.
     """
     if is_unbatched(value):
         raise no_column(key, value, f"one value for all rows is no column, it goes to meta_info[{key!r}]")
+    if isinstance(value, torch.Tensor) and value.is_nested and not is_jagged(value):
+        raise jagged.not_jagged(f"column {key!r}")
 
 
 def no_column(key: str, value: object, reason: str) -> errors.ColumnError:
