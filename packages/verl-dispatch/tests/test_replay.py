@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,28 @@ def test_every_call_is_kept_on_request_with_its_random_state(group: Any, tmp_pat
     for path in files(tmp_path):
         with closing(RecordedCall.read(path)) as call:
             assert call.run() in drawn
+
+
+def doubled(function: Callable[..., int]) -> Callable[..., int]:
+    return lambda *args: 2 * function(*args)
+
+
+class Renamed(Worker):
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @doubled
+    def twice(self, value: int) -> int:
+        return value
+
+    also_twice = twice
+
+
+def test_a_method_is_recorded_by_its_own_name_whatever_its_function_is_called(tmp_path: Path) -> None:
+    with LocalWorkerGroup(Renamed, 1) as group, group.record(tmp_path, on="all"):
+        assert [group.twice(2), group.also_twice(3)] == [[4], [6]]
+    for path, (name, value) in zip(files(tmp_path), [("also_twice", 6), ("twice", 4)], strict=True):
+        assert path.name.startswith(f"{name}-rank0-")
+        with closing(RecordedCall.read(path)) as call:
+            assert (call.facts["call"], call.run()) == (f"Renamed.{name}", value)
 
 
 def test_futures_that_a_method_gets_unresolved_are_kept_with_their_values(group: Any, tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ class LocalRank:
     ) -> Any:
         """Run a method, to the end also if it is async, and give a copy of its value."""
         watched = self.recorder is not None or (sent is not None and sent.is_timed)
-        seen = Observation(self.recorder, role) if watched else None
+        seen = Observation(method, self.recorder, role) if watched else None
         try:
             if read_only is None:
                 args, kwargs = private_arguments(call.args, call.kwargs)

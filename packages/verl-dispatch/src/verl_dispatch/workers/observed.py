@@ -56,12 +56,13 @@ class Observation:
     """One call as its worker sees it; it begins when this is made.
 
     Args:
+        method: the name by which it is called.
         recorder: writes the call down, if any.
         role: whose method is called, where several roles share the process.
     """
 
-    def __init__(self, recorder: Recorder | None = None, role: str | None = None) -> None:
-        self._recorder, self._role = recorder, role
+    def __init__(self, method: str, recorder: Recorder | None = None, role: str | None = None) -> None:
+        self._method, self._recorder, self._role = method, recorder, role
         self._began = self._fetched = self._ended = time.time()
 
     @property
@@ -115,7 +116,7 @@ class Observation:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> Iterator[None]:
-        write = None if recorder is None else recorder.draft(function, self._role, args, kwargs)
+        write = None if recorder is None else recorder.draft(function, self._method, self._role, args, kwargs)
         self._fetched = time.time()
         try:
             yield
@@ -192,15 +193,16 @@ class Recorder:
     dumps: Callable[[Any], bytes] = dumps
 
     def draft(
-        self, function: Callable[..., Any], role: str | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, function: Any, method: str, role: str | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Callable[[BaseException | None], str]:
         """What writes the call as it is now, for the method may change its arguments, and what it raised; a
         note on where the file lies, or on why it could not be written."""
-        method, info = function.__name__, self.rank_info
+        # The function may have another name: of one that was wrapped, or that two methods share.
+        info, call_name = self.rank_info, f"{type(function.__self__).__qualname__}.{method}"
         name = f"{method}-rank{info.rank}-{os.getpid()}-{time.time_ns()}.call"
         facts: dict[str, Any] = {
             "format": FORMAT,
-            "call": function.__qualname__,
+            "call": call_name,
             "method": method,
             "role": role,
             "rank": info.rank,
@@ -217,7 +219,7 @@ class Recorder:
         except Exception as error:
             problem = f"this call could not be recorded: an argument cannot be pickled: {error}"
             if self.on == "all":
-                _log.warning("%s on rank %s: %s", function.__qualname__, info.rank, problem)
+                _log.warning("%s on rank %s: %s", call_name, info.rank, problem)
             return lambda _: problem
         write = partial(_written, Path(self.folder) / name, facts, data)
         if self.on == "all":

@@ -263,7 +263,7 @@ def runner(
         worker: Any, message: Message, refs: tuple[Any, ...]
     ) -> tuple[Callable[[], Any], bool, Callable[[Any], Any]]:
         """The call, whether it shares what it reads, and what makes of its value what Ray shall carry."""
-        seen = Observation(worker._verl_recorder, role)
+        seen = Observation(method, worker._verl_recorder, role)
         args, kwargs, answer = open_message(message, refs)
         is_watched = answer.timed or worker._verl_recorder is not None
         function = seen.of(find(worker)) if is_watched else find(worker)
