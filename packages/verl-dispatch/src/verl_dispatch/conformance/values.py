@@ -265,6 +265,12 @@ class TestRemote(SharedGroups):
         assert made.get().remote_keys == ["wide"]
         assert made.get().equals(wide_batch(rows))
 
+    def test_futures_of_different_columns_are_refused_by_each_reader(self, group: Any) -> None:
+        later_parts = [made_apart(group, blocking=False), made_by(group)]
+        error = failure_of(group.metric, DataProtoFuture.concat(later_parts))
+        assert "parts differ in their tensor columns" in str(error)
+        assert error.failed_ranks == [0, 1, 2, 3]
+
     def test_every_verb_gives_it(self, group: Any) -> None:
         method = group.widened.options(remote=True)
         assert method.submit(batch(8)).result().remote_keys == ["wide"]

@@ -117,9 +117,13 @@ class LocalCall(Call):
             future.set_exception(self._told_earlier({rank: error}) or self._failure({rank: error}))
 
     def data_future(self) -> DataProtoFuture[Any]:
-        """The future of a batch, which knows how many rows each answer has once it is there."""
+        """The future of a batch, which knows how many rows each answer has once it is there.
+
+        Where columns stay remote it does not: each reader then gets what names the columns of all rows.
+        """
         futures, collect = self.futures(), self.plan.collect.collect
-        counts, aligned = list(map(AnswerRows, futures)), self.plan.order is None
+        counts = None if self.plan.remote else list(map(AnswerRows, futures))
+        aligned = self.plan.order is None
         made = LocalBatchFuture(collect, futures, row_counts=counts, row_aligned=aligned)
         made._call = self
         return made
