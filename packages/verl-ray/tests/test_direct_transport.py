@@ -49,6 +49,10 @@ class Direct(Worker):
         return data[: 1 + self.rank]
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False, tensor_transport="gloo")
+    def bare(self, data: DataProto) -> Any:
+        return data.tensor("x")
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False, tensor_transport="gloo")
     def refuse(self, data: DataProto) -> DataProto:
         if self.rank == 1:
             raise ValueError("no such rows")
@@ -195,6 +199,12 @@ def test_failures_are_told_as_ever(group: RayWorkerGroup[Direct]) -> None:
     with pytest.raises(WorkerGroupError, match="no such rows"):
         group.refuse(batch(3)).get()
     assert group.read(group.double(batch(3))) == [[0], [2], [4]]
+
+
+@pytest.mark.parametrize("read", ["read", "read_later", "take", "double"])
+def test_an_answer_that_is_no_batch_is_told_as_such(group: RayWorkerGroup[Direct], read: str) -> None:
+    with pytest.raises(WorkerGroupError, match=r"'bare' on rank 0 answered of type Tensor|rows of Tensor"):
+        getattr(group, read).call(group.bare(batch(3)))
 
 
 def test_others_cannot_reach_them(pool: RayResourcePool, group: RayWorkerGroup[Direct]) -> None:

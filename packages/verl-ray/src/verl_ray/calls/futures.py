@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+from ray import ObjectRef
 from ray.exceptions import RayError
 from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.groups.call import Arrivals, Pauses
@@ -25,7 +26,7 @@ from verl_protocol.futures.parts import Chunk, Deadline, Steps, overlaps, span_o
 from verl_ray.calls.failures import explained, has_failed, late
 from verl_ray.calls.makers import UNKNOWN, Maker
 from verl_ray.wire.refs import get_answers, hear, is_late, soon_here, transport_of
-from verl_ray.wire.sealed import Payload, SealedFuture, is_one_whole_part, opened
+from verl_ray.wire.sealed import SealedFuture, is_one_whole_part, opened
 from verl_ray.wire.store import with_objects
 
 T = TypeVar("T")
@@ -161,12 +162,12 @@ def _read(part: Any, came: Mapping[Any, Any]) -> Any:
 
 
 def _told_apart(parts: Sequence[Any]) -> tuple[list[AnswerPart], list[Any]]:
-    """Parts that are heard of, and those that must be asked for; what has arrived is neither.
+    """Parts that are heard of, and those that must be asked for; what has arrived is neither, be it no batch.
 
     What stays with its worker cannot be heard of, and what others have stored would be opened on the thread
     that hears.
     """
-    distant = [part for part in parts if not isinstance(part, Payload)]
+    distant = [part for part in parts if isinstance(part, (AnswerPart, ObjectRef))]
     heard = [part for part in distant if isinstance(part, AnswerPart) and transport_of(part.ref) is None]
     return heard, [part for part in distant if part not in heard] if len(heard) < len(distant) else []
 

@@ -140,7 +140,7 @@ def _taken(slot: Slot, value: Any) -> Any:
         # Imported here and in `prepare_answer`: a worker without direct transports needs no torch.
         from verl_ray.wire.direct import private_copy
 
-        return private_copy(value, slot.own)
+        value = private_copy(value, slot.own)
     return value if slot.opens_for is None else opened_batch(value, slot.opens_for)
 
 
