@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from verl_dispatch import LocalWorkerGroup, WorkerGroupError
 from verl_dispatch.methods.decorator import MAGIC_ATTR
 from verl_dispatch.modes import Dispatch, Execute
 from verl_dispatch.workers.rank import RankInfo
@@ -117,6 +118,8 @@ def test_visible_devices(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     with building(WorkerSite(RankInfo(rank=0, world_size=1))):
         assert Worker(cuda_visible_devices="2,3").get_cuda_visible_devices() == "2,3"
+    with pytest.raises(WorkerGroupError, match="cuda_visible_devices must be a str, got 5"):
+        LocalWorkerGroup(Worker, 1, 5)  # type: ignore[call-overload]
 
 
 def test_env_keys_are_those_of_torchrun() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, SupportsIndex, TypeVar
 
+from verl_protocol.arguments import text
 from verl_protocol.errors import InvalidTypeError, InvalidValueError
 
 from verl_dispatch.errors import UnknownMeshError, UnknownRoleError
@@ -93,6 +94,7 @@ class Worker:
 
     Raises:
         MissingRankVariablesError: outside a group, where RANK or WORLD_SIZE is not set.
+        InvalidTypeError: `cuda_visible_devices` is no str, as an argument for a constructor that is missing.
     """
 
     fused_worker_dict: dict[str, Any]
@@ -116,7 +118,7 @@ class Worker:
     def __init__(self, cuda_visible_devices: str | None = None) -> None:
         self.__place.known_rank_info()
         if cuda_visible_devices is not None:
-            os.environ[VISIBLE_DEVICES] = str(cuda_visible_devices)
+            os.environ[VISIBLE_DEVICES] = text("cuda_visible_devices", cuda_visible_devices)
 
     @property
     def rank(self) -> int:
