@@ -15,7 +15,7 @@ import pytest
 import ray
 import torch
 from ray._private.async_compat import has_async_methods
-from verl_dispatch import Dispatch, Worker, register
+from verl_dispatch import ClassWithInitArgs, Dispatch, Worker, register
 from verl_dispatch.methods.registered import registered_methods
 from verl_dispatch.planning.plan import RankCall
 from verl_dispatch.workers.rank import RankInfo
@@ -24,7 +24,13 @@ from verl_protocol import DataProto, DataProtoFuture
 from verl_ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl_ray.calls.packing import Packer, is_worth_storing
 from verl_ray.wire.message import ONE_READER, Answer, Slot, open_message, packed, prepare_answer
-from verl_ray.worker.actor import ANY_METHOD, create_colocated_worker_cls, derive_actor_class, routes_of
+from verl_ray.worker.actor import (
+    ANY_METHOD,
+    create_colocated_worker_cls,
+    create_colocated_worker_cls_fused,
+    derive_actor_class,
+    routes_of,
+)
 from verl_ray.worker.host import Assignment, Host, WorkerReport, startup_times
 
 REMOTE: Any = ray.remote
@@ -143,6 +149,13 @@ def test_none_where_options_or_roles_go_is_none_or_is_named() -> None:
     assert roles_of(create_colocated_worker_cls(plain).user_class) == plain
     with pytest.raises(TypeError, match="options must be a dict"):
         template.update_options([("num_cpus", 1)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_roles_are_given_by_plain_templates_too(fused: bool) -> None:
+    make = create_colocated_worker_cls_fused if fused else create_colocated_worker_cls
+    template = make({"a": ClassWithInitArgs(Sample, "x"), "b": RayClassWithInitArgs(Sample, "y")})
+    assert [spec.args for spec in template.constructions()[1:]] == [("x",), ("y",)]
 
 
 def test_the_arguments_of_roles_do_not_travel_with_the_class() -> None:

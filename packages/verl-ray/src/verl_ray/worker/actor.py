@@ -296,7 +296,7 @@ def _refuse_options(user_class: type, options: Mapping[str, Any]) -> None:
 
 
 def create_colocated_worker_cls(
-    class_dict: Mapping[str, RayClassWithInitArgs[Any]],
+    class_dict: Mapping[str, ClassWithInitArgs[Any]],
 ) -> RayClassWithInitArgs[Any]:
     """A template whose every worker holds one object per role; `group.spawn({role, ...})` gives a view per
     role.
@@ -304,7 +304,7 @@ def create_colocated_worker_cls(
     Options of the roles are joined.
 
     Args:
-        class_dict: role -> template.
+        class_dict: role -> template; one of a plain `ClassWithInitArgs` has no options.
 
     Raises:
         ValueError: two roles set one option to different values.
@@ -320,7 +320,7 @@ def create_colocated_worker_cls(
 
 
 def create_colocated_worker_cls_fused(
-    class_dict: Mapping[str, RayClassWithInitArgs[Any]],
+    class_dict: Mapping[str, ClassWithInitArgs[Any]],
 ) -> RayClassWithInitArgs[Any]:
     """As `create_colocated_worker_cls`; besides, the roles of a process reach each other.
 
@@ -351,7 +351,9 @@ def _template(class_dict: Mapping[str, Any], *, fused: bool) -> RayClassWithInit
     template: RayClassWithInitArgs[Any] = RayClassWithInitArgs(_raw_class(class_dict, fused=fused))
     template.fused_worker_used = fused
     templates = {
-        role: each if isinstance(each, RayClassWithInitArgs) else RayClassWithInitArgs(each)
+        role: each
+        if isinstance(each, RayClassWithInitArgs)
+        else RayClassWithInitArgs(each.cls if isinstance(each, ClassWithInitArgs) else each)
         for role, each in class_dict.items()
     }
     template.update_options(merge_settings(**{role: each.user_options() for role, each in templates.items()}))
