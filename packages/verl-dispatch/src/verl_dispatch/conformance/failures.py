@@ -54,6 +54,7 @@ class TestFailures(SharedGroups):
         with pytest.raises(CallTimeout) as caught:
             group.sleep.options(timeout_s=0.2)(0.5)
         assert caught.value.unanswered_ranks == [0, 1, 2, 3]
+        assert group.is_usable
         assert group.sleep.options(timeout_s=60)(0) == [0, 1, 2, 3]
 
     def test_call_future_may_be_waited_for_again(self, group: Any, slow: None) -> None:

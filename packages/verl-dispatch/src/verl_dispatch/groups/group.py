@@ -205,8 +205,9 @@ class WorkerGroup(EndsWithBlock, Generic[GroupWorker, GroupRef]):
     def is_usable(self) -> bool:
         """Whether the group takes calls; if not, it is shut down, or broken until `restart()`.
 
-        No worker is asked: a death is known once a call or a watch has met it. A group that is still starting
-        is waited for.
+        No worker is asked: a death is known once a call or a watch has met it, and a rank that did not answer
+        in time (`CallTimeout`) may still be busy, so that the next call waits for it. A group that is still
+        starting is waited for.
         """
         try:
             self._check_usable("is_usable")
