@@ -60,7 +60,7 @@ WORKER = textwrap.dedent(
 
     verl_ray.RayClassWithInitArgs(Rules), verl_ray.RayResourcePool, verl_ray.RayWorkerGroup
     verl_ray.worker.actor.derive_actor_class(Rules)
-    args, kwargs, answer = open_message((("four",), {}, None), ())
+    args, kwargs, answer = open_message(pickle.dumps((("four",), {}, None)), ())
     with building(WorkerSite(RankInfo(rank=0, world_size=1))):
         packed = prepare_answer(Rules().score(*args, **kwargs), answer)
     assert opened_compact(pickle.loads(pickle.dumps(packed, protocol=5))) == {"length": 4}
