@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,7 +19,9 @@ from verl_dispatch.errors import CallTimeout, CollectiveError, WorkerGroupError
 from verl_dispatch.groups.pool import ClassWithInitArgs
 from verl_dispatch.local.group import LocalWorkerGroup
 from verl_dispatch.methods.decorator import register
+from verl_dispatch.methods.functions import make_nd_compute_dataproto_dispatch_fn
 from verl_dispatch.modes import Dispatch
+from verl_dispatch.planning.mesh import Mesh
 from verl_dispatch.planning.options import CallOptions
 from verl_dispatch.workers.worker import Worker
 from verl_protocol import DataProto
@@ -666,6 +668,13 @@ class Relay(Worker):
     def go_on(self, batch: Any) -> Any:
         return batch
 
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("replicas"), blocking=False)
+    def refused_by_rank_1(self, batch: Any) -> Any:
+        if self.rank == 1:
+            time.sleep(0.1)
+            raise KeyError("unread")
+        return batch
+
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def ask_others(self, batch: Any) -> Any:
         with LocalWorkerGroup(Relay, 1) as group:
@@ -686,3 +695,22 @@ def test_a_call_that_got_the_future_of_a_failed_one_fails_like_that_one(concurre
         with pytest.raises(WorkerGroupError) as caught:
             group.ask_others(batch)
         assert caught.value.method == "ask_others"
+
+
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_a_future_fails_also_where_a_rank_did_whose_answer_is_not_read(concurrent: bool) -> None:
+    batch = DataProto.from_dict(tensors={"x": torch.arange(4)})
+    with LocalWorkerGroup(Relay, 2, concurrent=concurrent) as group:
+        group.add_mesh(Mesh.from_sizes("replicas", {"dp": 1, "tp": 2}))
+        later = group.refused_by_rank_1(batch)
+        if concurrent:
+            with pytest.raises(CallTimeout) as late:
+                later.get(0.01)
+            assert late.value.unanswered_ranks == [1]
+        reads: list[Callable[[], Any]] = [future.get for future in (later, *later.chunk(2))]
+        reads += [lambda: group.go_on.call(group.refused_by_rank_1(batch))]
+        reads += [lambda: group.go_on(group.go_on(group.refused_by_rank_1(batch))).get()]
+        for read in reads:
+            with pytest.raises(WorkerGroupError, match=r"'refused_by_rank_1'.*\n.*unread") as caught:
+                read()
+            assert caught.value.failed_ranks == [1]

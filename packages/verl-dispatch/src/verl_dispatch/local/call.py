@@ -69,7 +69,8 @@ class LocalCall(Call):
         self.generation: int = life.generation
         self.is_timed = False
         self.overdue: list[int] = []
-        self._unfilled: dict[Any, LocalFuture] = {}
+        self._unfilled: dict[int, LocalFuture] = {}
+        self._unread: tuple[int, ...] = ()
         self._told_readers: list[WorkerGroupError] = []
 
     # --- what the ranks report -----------------------------------------------------------------------------
@@ -93,7 +94,7 @@ class LocalCall(Call):
             value = stored(value, ANSWERS, origin)
         super().take(key, value, error)
         if self._unfilled:
-            self._fulfil(key)
+            self._fulfil()
 
     # --- what the caller gets ------------------------------------------------------------------------------
 
@@ -101,26 +102,32 @@ class LocalCall(Call):
         """One future per fetched rank."""
         made = {rank: LocalFuture(self, rank) for rank in self.plan.fetched_ranks}
         self._unfilled = dict(made)
-        for rank in list(self._came):
-            self._fulfil(rank)
+        self._fulfil()
         return list(made.values())
 
-    def _fulfil(self, rank: Any) -> None:
-        # Whoever takes the future out fills it: the rank that answers, or the caller who comes after it.
-        future = self._unfilled.pop(rank, None)
-        if future is None:
+    def _fulfil(self) -> None:
+        """Fill the futures of the answers that are there, once those are that nobody reads."""
+        came, unread = self._came, self._unread
+        if not all(rank in came for rank in unread):
             return
-        value, error = self._came[rank]
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(self._told_earlier({rank: error}) or self._failure({rank: error}))
+        for rank in list(self._unfilled):
+            # Whoever takes the future out fills it: a rank that answers, or the caller who comes after it.
+            if rank not in came or (future := self._unfilled.pop(rank, None)) is None:
+                continue
+            ended = {each: came[each][1] for each in (rank, *unread)}
+            if errors := {each: error for each, error in ended.items() if error is not None}:
+                future.set_exception(self._told_earlier(errors) or self._failure(errors))
+            else:
+                future.set_result(came[rank][0])
 
     def data_future(self) -> DataProtoFuture[Any]:
         """The future of a batch, which knows how many rows each answer has once it is there.
 
         Where columns stay remote it does not: each reader then gets what names the columns of all rows.
+        It fails like the call, also where a rank did whose answer is not read: one of several replicas.
         """
+        fetched = self.plan.fetched_ranks
+        self._unread = tuple([rank for rank in self.plan.called_ranks if rank not in fetched])
         futures, collect = self.futures(), self.plan.collect.collect
         counts = None if self.plan.remote else list(map(AnswerRows, futures))
         aligned = self.plan.order is None
@@ -199,7 +206,8 @@ class LocalFuture(PrivateFuture):
         try:
             return super().shared_result(limit)
         except TimeoutError:
-            raise CallTimeout(call.group, call.plan.method, limit or 0.0, [self._rank]) from None
+            silent = [rank for rank in (self._rank, *call._unread) if rank not in call._came]
+            raise CallTimeout(call.group, call.plan.method, limit or 0.0, silent) from None
         except WorkerGroupError:
             call._told = True
             raise
