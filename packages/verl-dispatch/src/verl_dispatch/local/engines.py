@@ -46,7 +46,7 @@ _FAILURES = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
 
 
 class TurnEngine:
-    """Runs every rank of a call before it returns; while a rank runs, the environment is that of the rank."""
+    """Runs every rank of a call before it returns; while a rank runs, `os.environ` has its variables."""
 
     def __init__(self, infos: Sequence[RankInfo]) -> None:
         seat = Seat(_REASON)
