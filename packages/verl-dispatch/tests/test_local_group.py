@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -168,6 +170,47 @@ def test_variables_are_put_back_after_two_threads_used_groups(turns: Any) -> Non
         for thread in together:
             thread.join()
     assert variables() == outside
+
+
+def test_what_comes_between_any_two_lines_leaves_the_environment_as_it_was(turns: Any) -> None:
+    outside = variables()
+    with LocalWorkerGroup(Probe, 2) as other:
+
+        def stop() -> None:
+            raise KeyboardInterrupt
+
+        for between in (stop, other.seen):
+            for number in itertools.count(1):
+                with contextlib.suppress(KeyboardInterrupt):
+                    if not happens_before_line(number, between, turns.seen):
+                        break
+                assert variables() == outside
+                if between is stop:
+                    turns.restart()
+            assert number > 40
+
+
+def happens_before_line(number: int, between: Callable[[], object], call: Callable[[], object]) -> bool:
+    """Whether so many lines that write the variables are run by the call; `between` comes before the last."""
+    left, before = number, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_name not in ("environment_of", "_leave"):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                sys.settrace(before)
+                between()
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return left <= 0
 
 
 ENDS: dict[str, type[BaseException]] = {

@@ -89,8 +89,8 @@ def encoded(variables: Mapping[str, str]) -> Variables:
     return {key(name): value(text) for name, text in variables.items()}
 
 
-_lock = threading.Lock()
-_depth = 0
+_lock = threading.RLock()
+_inside: dict[object, Variables] = {}
 _outside: Variables = {}
 
 
@@ -98,26 +98,39 @@ _outside: Variables = {}
 def environment_of(variables: Variables) -> Iterator[None]:
     """While this lasts `os.environ` has these variables; afterwards it is as it was.
 
-    The last of several threads undoes what all of them have set.
+    The last of several threads undoes what all of them have set. Ctrl-C, a signal handler or a finalizer that
+    itself calls a group may come at any point here.
     """
-    global _depth, _outside
+    global _outside
     behind: MutableMapping[Any, Any] = vars(os.environ)["_data"]
-    with _lock:
-        before = {key: behind[key] for key in variables if key in behind}
-        if _depth == 0:
-            _outside = before
-        _depth += 1
-        behind.update(variables)
+    mine = object()
     try:
-        yield
+        try:
+            with _lock:
+                before = {key: behind[key] for key in variables if key in behind}
+                if not _inside:
+                    _outside = before
+                _inside[mine] = before
+                behind.update(variables)
+            yield
+        finally:
+            _leave(mine, variables, behind)
     finally:
-        with _lock:
-            _depth -= 1
-            if any(behind.get(key) is not value for key, value in variables.items()):
-                _undo_in_process(variables)
-            for key in variables:
-                behind.pop(key, None)
-            behind.update(_outside if _depth == 0 else before)
+        # To the end where it was interrupted, else there is nothing to do.
+        _leave(mine, variables, behind)
+
+
+def _leave(mine: object, variables: Variables, behind: MutableMapping[Any, Any]) -> None:
+    with _lock:
+        before = _inside.get(mine)
+        if before is None:
+            return
+        if any(behind.get(key) is not value for key, value in variables.items()):
+            _undo_in_process(variables)
+        for key in variables:
+            behind.pop(key, None)
+        behind.update(_outside if len(_inside) == 1 else before)
+        del _inside[mine]
 
 
 def _undo_in_process(names: Iterable[Any]) -> None:
