@@ -226,6 +226,12 @@ def test_an_unknown_version_is_seen_before_anything_else(monkeypatch: pytest.Mon
         pickle.loads(payload)
 
 
+def test_a_payload_of_the_format_before_is_named() -> None:
+    # As that began where it was not a batch alone.
+    with pytest.raises(wire.WireVersionError, match="format 4, but"):
+        wire.loads(b"\x80\x05cverl_protocol.wire\n_open\nK\x04N\x86R.")
+
+
 KEYS = st.text("abc", min_size=1, max_size=2)
 
 

@@ -19,7 +19,7 @@ from verl_protocol.columns.travel import travelling
 from verl_protocol.columns.walk import nbytes_of
 from verl_protocol.errors import ReadOnlyWriteError, UnknownDtypeError, WireVersionError
 from verl_protocol.wire import buffers as wire_buffers
-from verl_protocol.wire.buffers import WIRE_VERSION, Readers, checked_head, ready_buffers
+from verl_protocol.wire.buffers import WIRE_VERSION, Readers, checked_head, checked_version, ready_buffers
 from verl_protocol.wire.guard import check_unwritten, watch
 from verl_protocol.wire.pickler import asking_pickler
 
@@ -155,3 +155,8 @@ def pack(
 def unpack(readers: Readers, data: Any, buffers: Sequence[Any]) -> Any:
     """The value of a `Packed`; only pickles call this."""
     return loads(data, buffers, readers=readers)
+
+
+def _open(version: object, value: object) -> object:
+    """What payloads of format 4 and before ask for; only pickles call this."""
+    return checked_version(version)
