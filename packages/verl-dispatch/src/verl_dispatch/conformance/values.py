@@ -65,6 +65,12 @@ class TestIsolation(SharedGroups):
             group.sum_read_only(weights, written=1)
         assert float(weights["w"].sum()) == 1 << 18
 
+    @pytest.mark.parametrize("length", [1, 200_000])
+    def test_a_subclass_of_bytes_arrives_as_such(self, backend: Backend, group: Any, length: int) -> None:
+        given = np.bytes_(b"x" * length)
+        answers = [*group.keep(given), *backend.resolved(later(group.keep)(given))]
+        assert list(map(type, answers)) == [np.bytes_] * 8
+
     def test_one_object_stays_one_object(self, group: Any) -> None:
         shared = [1]
         for _, x, y in group.one_to_all({"a": shared, "b": shared}):

@@ -229,7 +229,8 @@ def _read_of(value: Any) -> Any:
 
 def is_scalar(value: Any) -> bool:
     """Whether the value is a number, a string or the like, which needs no care on the wire."""
-    return isinstance(value, _PLAIN)
+    # Ray carries a subclass of bytes as bytes.
+    return isinstance(value, _PLAIN) and (type(value) is bytes or not isinstance(value, bytes))
 
 
 def check_picklable(value: Any) -> None:
