@@ -17,6 +17,7 @@ import ray
 import torch
 from verl_dispatch import (
     Broadcast,
+    CallTimeout,
     Dispatch,
     Execute,
     Worker,
@@ -308,6 +309,22 @@ def test_submit_and_stream(group: RayWorkerGroup[Echo]) -> None:
     assert future.done()
     assert sorted(group.same.stream("x")) == [(rank, "x") for rank in range(WORLD)]
     assert sorted(rank for rank, _ in group.over_pairs.stream(rows(4))) == [0, 2]
+
+
+def test_a_first_wait_is_no_longer_than_asked(
+    group: RayWorkerGroup[Echo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing_soon(refs: object, left_s: float) -> dict[int, Any]:
+        time.sleep(left_s)
+        return {}
+
+    future = group.same.submit("x")
+    monkeypatch.setattr("verl_ray.calls.call.soon_here", nothing_soon)
+    monkeypatch.setattr("verl_ray.calls.call.hear", lambda ref, take: None)
+    begin = time.monotonic()
+    with pytest.raises(CallTimeout, match=r"within 0\.5 s"):
+        future.result(0.5)
+    assert time.monotonic() - begin < 0.9
 
 
 @pytest.mark.parametrize("value", [b"small", b"large" * 200_000])

@@ -395,6 +395,8 @@ def test_a_failure_names_the_group_that_made_an_argument(
             lambda: taker.add(maker.execute_all_async("fail_all")),
             lambda: taker.batch(maker.bad_batch(rows(2))).get(),
             lambda: taker.batch(taker.batch(maker.bad_batch(rows(2)))).get(),
+            lambda: maker.bad_batch.options(remote=True)(rows(2)).get(),
+            lambda: maker.bad_batch.options(remote=True, blocking=True)(rows(2)),
         ]
         for use in failing:
             with pytest.raises(WorkerGroupError, match=r"'maker', method '(fail_all|bad_batch)'") as raised:

@@ -242,7 +242,7 @@ class Call(Arrivals):
             WorkerGroupError: a rank failed.
             CallTimeout: not all ranks answered in time; they go on, and may be waited for again.
         """
-        return self._sleeping(self._all_answers(timeout_s))
+        return self._sleeping(self._all_answers(None if timeout_s is None else Deadline(timeout_s)))
 
     def trace(self, traced: TracedCall) -> None:
         """Has the call tell of its times."""
@@ -261,21 +261,20 @@ class Call(Arrivals):
 
     async def wait_async(self, timeout_s: float | None = None) -> list[Any]:
         """As `wait`, while the event loop goes on; no thread is held, and cancelling it lets go at once."""
-        return await self._awaiting(self._all_answers(timeout_s))
+        return await self._awaiting(self._all_answers(None if timeout_s is None else Deadline(timeout_s)))
 
     def stream(self) -> AnswerStream[Any]:
         """`(rank, answer)` of `plan.fetched_ranks` as they come, padding taken off; fails as `wait` does."""
         self._wakes_at_each = True
         return AnswerStream(self)
 
-    def _all_answers(self, timeout_s: float | None) -> Pauses[list[Any]]:
-        own = timeout_s is None
-        deadline = self.deadline if own else Deadline(timeout_s)
+    def _all_answers(self, asked: Deadline | None) -> Pauses[list[Any]]:
+        deadline = self.deadline if asked is None else asked
         self.check(waiting=False)
         yield from self._until_decided(deadline)
         if self.traced is not None:
             self.traced.collecting()
-        self._raise_unless_answered(deadline, decides=own)
+        self._raise_unless_answered(deadline, decides=asked is None)
         came, read = self._came, self.read
         answers = [read(rank, came[rank][0]) for rank in self.plan.fetched_ranks]
         if self.traced is not None:

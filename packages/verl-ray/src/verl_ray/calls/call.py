@@ -84,13 +84,13 @@ class RayCall(Call):
 
     def wait(self, timeout_s: float | None = None) -> list[Any]:
         """As `Call.wait`; answers that come in a moment are not heard of one by one."""
+        asked = None if timeout_s is None else Deadline(timeout_s)
         if not (self._asked or self._unread or self._wakes_at_each or self.traced):
             self.check(waiting=False)
             self._made_by.check_connected(self.plan.method)
-            deadline = self.deadline if timeout_s is None else Deadline(timeout_s)
-            for rank, value in soon_here(self.refs, deadline.left).items():
+            for rank, value in soon_here(self.refs, (asked or self.deadline).left).items():
                 self.answered(rank, value)
-        return super().wait(timeout_s)
+        return self._sleeping(self._all_answers(asked))
 
     def _heard(self, rank: int, value: Any, error: BaseException | None) -> None:
         if error is None:
@@ -123,6 +123,9 @@ class RayCall(Call):
         if not failed:
             earlier = [each.maker for each in silent if isinstance(each, AnswerPart)]
             return explained({part.maker: error for part, error in errors.items()}, earlier)
+        for rank in failed:
+            # Ray prints failures that nobody has read: these are told with that of the answer.
+            _ = list(map(has_failed, self.objects.get(rank, ())))
         ranks = [rank for rank in silent if isinstance(rank, int)]
         lacking = [self._failed_inputs(rank) for rank in failed]
         if ranks or any(map(is_gone, failed.values())) or not all(lacking):

@@ -113,8 +113,8 @@ class BatchFuture(SealedFuture):
         except WorkerGroupError as failure:
             # Without a failure it is refused, maybe as there is no Ray any more that could be asked.
             for part in (*self.futures, *(self.row_counts or ())) if failure.errors else ():
-                if isinstance(part, AnswerPart) and transport_of(part.ref) is None:
-                    has_failed(part.ref)
+                if isinstance(part, AnswerPart) and transport_of(part.ref) is None and has_failed(part.ref):
+                    _ = list(map(has_failed, part.objects))
             raise
 
 
