@@ -41,6 +41,16 @@ def test_views_of_misaligned_memory_are_copies_instead() -> None:
     assert torch.equal(wire.loads(data, [shifted], readers="one"), torch.arange(1000))
 
 
+@pytest.mark.parametrize("readers", ["both", None, 1])
+def test_readers_of_no_kind_are_refused_by_name(readers: Any) -> None:
+    data, buffers = wire.dumps(torch.zeros(1000))
+    for use in (lambda: wire.loads(data, buffers, readers=readers), lambda: wire.pack(1, readers=readers)):
+        with pytest.raises(
+            ValueError, match=f"^readers must be 'one', 'many' or 'read_only', got {readers!r}"
+        ):
+            use()
+
+
 def read_only(value: Any) -> Any:
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(wire.pack(value, readers="read_only"), 5, buffer_callback=buffers.append)

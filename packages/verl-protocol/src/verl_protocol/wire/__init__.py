@@ -19,7 +19,14 @@ from verl_protocol.columns.travel import travelling
 from verl_protocol.columns.walk import nbytes_of
 from verl_protocol.errors import ReadOnlyWriteError, UnknownDtypeError, WireVersionError
 from verl_protocol.wire import buffers as wire_buffers
-from verl_protocol.wire.buffers import WIRE_VERSION, Readers, checked_head, checked_version, ready_buffers
+from verl_protocol.wire.buffers import (
+    WIRE_VERSION,
+    Readers,
+    checked_head,
+    checked_readers,
+    checked_version,
+    ready_buffers,
+)
 from verl_protocol.wire.guard import check_unwritten, watch
 from verl_protocol.wire.pickler import asking_pickler
 
@@ -95,6 +102,7 @@ def loads(
         device: where tensors land; None for the CPU.
 
     Raises:
+        InvalidValueError: `readers` is none of these.
         WireVersionError: the payload was written in another format.
     """
     ready = ready_buffers(buffers, readers)
@@ -145,11 +153,14 @@ def pack(
         pickler: for what is no tensor; None for `pickle.Pickler`.
         references: whether the reader can read the stores that remote columns lie in: then these stay there.
 
+    Raises:
+        InvalidValueError: `readers` is none of those that `loads` knows.
+
     >>> import torch
     >>> pickle.loads(pickle.dumps(pack({"weight": torch.ones(2)}), protocol=5))
     {'weight': tensor([1., 1.])}
     """
-    return Packed(value, readers, pickle.Pickler if pickler is None else pickler, references)
+    return Packed(value, checked_readers(readers), pickle.Pickler if pickler is None else pickler, references)
 
 
 def unpack(readers: Readers, data: Any, buffers: Sequence[Any]) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_protocol.errors import WireVersionError
+from verl_protocol.errors import InvalidValueError, WireVersionError, short
 
 Bytes: TypeAlias = NDArray[np.uint8]
 """Raw bytes as a 1-D numpy array."""
@@ -65,9 +65,21 @@ def incoming(data: Any) -> Bytes:
     return view if type(data) is bytearray else view.copy()
 
 
+def checked_readers(readers: Readers) -> Readers:
+    """`readers`, if it is one of them.
+
+    Raises:
+        InvalidValueError: it is not.
+    """
+    if readers not in ("one", "many", "read_only"):
+        raise InvalidValueError(f"readers must be 'one', 'many' or 'read_only', got {short(readers)}")
+    return readers
+
+
 def ready_buffers(buffers: Iterable[Any], readers: Readers) -> list[ReadyBuffer]:
     """Buffers as they came with a pickle, made ready for readers of this kind."""
-    return [_ready(buffer, readers) for buffer in buffers]
+    known = checked_readers(readers)
+    return [_ready(buffer, known) for buffer in buffers]
 
 
 def _ready(buffer: Any, readers: Readers) -> ReadyBuffer:
