@@ -395,6 +395,7 @@ def test_a_failure_names_the_group_that_made_an_argument(
             lambda: taker.add(maker.execute_all_async("fail_all")),
             lambda: taker.batch(maker.bad_batch(rows(2))).get(),
             lambda: taker.batch(taker.batch(maker.bad_batch(rows(2)))).get(),
+            lambda: taker.batch.options(blocking=True)(maker.bad_batch(rows(2))),
             lambda: maker.bad_batch.options(remote=True)(rows(2)).get(),
             lambda: maker.bad_batch.options(remote=True, blocking=True)(rows(2)),
         ]

@@ -21,7 +21,7 @@ from verl_dispatch.errors import WorkerGroupError
 from verl_dispatch.groups.call import Arrivals, Pauses
 from verl_dispatch.planning.parts import WorkerChunk
 from verl_protocol import DataProtoFuture
-from verl_protocol.futures.parts import Chunk, Deadline, Steps, overlaps, span_of, values_of
+from verl_protocol.futures.parts import Chunk, Deadline, Steps, overlaps, span_of
 
 from verl_ray.calls.failures import explained, has_failed, late
 from verl_ray.calls.makers import UNKNOWN, Maker
@@ -254,8 +254,12 @@ def learn_row_counts(future: DataProtoFuture[Any]) -> None:
         WorkerGroupError: a worker that makes a part failed.
     """
     if future.tells_rows and future.row_counts is not None and not knows_row_counts(future):
-        # All pieces share this list.
-        future.row_counts[:] = values_of(future.row_counts, Deadline(None), fetch_answers)
+        # All pieces share this list. Asked of the future itself, which tells of failures as its `get` does.
+        future.row_counts[:] = future._run(_all_of(future.row_counts), None, fetch_answers)
+
+
+def _all_of(parts: list[Any]) -> Steps[Sequence[Any]]:
+    return (yield parts)
 
 
 def knows_row_counts(future: DataProtoFuture[Any]) -> bool:
