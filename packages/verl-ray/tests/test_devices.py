@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import threading
 from typing import Any
 from unittest.mock import patch
@@ -22,6 +23,7 @@ from verl_ray.pools.devices import (
     visible_index,
     worker_demand,
 )
+from verl_ray.wire.message import Slot
 from verl_ray.worker import host
 from verl_ray.worker.actor import derive_actor_class
 from verl_ray.worker.rendezvous import Rendezvous
@@ -151,8 +153,9 @@ def test_the_workers_own_device_is_current_for_its_constructor_and_its_async_met
     )
     worker: Any = derive_actor_class(Listed)()
     assignment = host.Assignment(RankInfo(0, 1), "GPU")
+    message = pickle.dumps(((Slot(0),), {}, None))
     with patch.dict(os.environ):
-        worker._verl_set_up(assignment, Rendezvous("127.0.0.1", 1), ((happened,), {}, None))
+        worker._verl_set_up(assignment, Rendezvous("127.0.0.1", 1), message, happened)
     assert happened == [*made_current, "constructor"]
     beside = asyncio.run_coroutine_threadsafe(_thread(), worker._verl_loop._loop)
     assert beside.result(10) != threading.get_ident()
