@@ -25,9 +25,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def mypy(files: list[Path], folder: Path, *, plugin: bool, untyped: str = "") -> list[str]:
     """The errors of one run, also one that sees no types of the package `untyped`.
 
-    Runs of different kinds have caches of their own, which are kept.
+    Runs with the plugin and without have caches of their own, which are kept.
     """
-    kind = ("plugin" if plugin else "plain") + untyped
+    kind = "plugin" if plugin else "plain"
     config = folder / f"{kind}.ini"
     lines = ["[mypy]", "strict = True", "python_version = 3.11", "explicit_package_bases = True"]
     lines += ["warn_unreachable = True", f"mypy_path = {':'.join([*SOURCES, str(ROOT), str(folder)])}"]
