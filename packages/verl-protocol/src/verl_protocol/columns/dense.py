@@ -19,8 +19,7 @@ LARGE_BYTES = 32 * 2**20
 """Below this the memory of earlier results is used again; above it malloc always asks the system."""
 
 # So it is once malloc has seen a block of some size freed. Before, it gives back what is free, and the system
-# maps the same memory for the next result again, page by page, which takes longer than to fill it. With a
-# larger block, a driver that joins batches of 16 MB keeps hundreds of MiB that nobody uses.
+# maps the same memory for the next result again, page by page, which takes longer than to fill it.
 np.empty(8 * 2**20, np.uint8)
 
 
