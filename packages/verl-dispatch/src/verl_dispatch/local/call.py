@@ -94,7 +94,8 @@ class LocalCall(Call):
             value = stored(value, ANSWERS, origin)
         super().take(key, value, error)
         if self._unfilled:
-            self._fulfil()
+            # What nobody reads may be the last that all the others wait for.
+            self._fulfil(list(self._unfilled) if key in self._unread else [key])
 
     # --- what the caller gets ------------------------------------------------------------------------------
 
@@ -102,15 +103,15 @@ class LocalCall(Call):
         """One future per fetched rank."""
         made = {rank: LocalFuture(self, rank) for rank in self.plan.fetched_ranks}
         self._unfilled = dict(made)
-        self._fulfil()
+        self._fulfil(made)
         return list(made.values())
 
-    def _fulfil(self) -> None:
-        """Fill the futures of the answers that are there, once those are that nobody reads."""
+    def _fulfil(self, ranks: Iterable[Any]) -> None:
+        """Fill the futures of those of these ranks that have answered, once all have that nobody reads."""
         came, unread = self._came, self._unread
         if not all(rank in came for rank in unread):
             return
-        for rank in list(self._unfilled):
+        for rank in ranks:
             # Whoever takes the future out fills it: a rank that answers, or the caller who comes after it.
             if rank not in came or (future := self._unfilled.pop(rank, None)) is None:
                 continue

@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.metadata import version
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 
 Readers: TypeAlias = Literal["one", "many", "read_only"]
 """Who reads a buffer: one reader (who may write into it), many (each takes a copy), many that never write."""
+_READERS = get_args(Readers)
 
 Reduction: TypeAlias = tuple[Any, ...]
 """What makes a value again, as `object.__reduce__` gives it: a function, its arguments, and so on."""
@@ -71,7 +72,7 @@ def checked_readers(readers: Readers) -> Readers:
     Raises:
         InvalidValueError: it is not.
     """
-    if readers not in ("one", "many", "read_only"):
+    if readers not in _READERS:
         raise InvalidValueError(f"readers must be 'one', 'many' or 'read_only', got {short(readers)}")
     return readers
 

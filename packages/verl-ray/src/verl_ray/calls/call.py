@@ -123,9 +123,9 @@ class RayCall(Call):
         if not failed:
             earlier = [each.maker for each in silent if isinstance(each, AnswerPart)]
             return explained({part.maker: error for part, error in errors.items()}, earlier)
-        for rank in failed:
-            # Ray prints failures that nobody has read: these are told with that of the answer.
-            _ = list(map(has_failed, self.objects.get(rank, ())))
+        # Ray prints failures that nobody has read: those of columns are told with that of the answer.
+        for ref in (ref for rank in failed for ref in self.objects.get(rank, ())):
+            has_failed(ref)
         ranks = [rank for rank in silent if isinstance(rank, int)]
         lacking = [self._failed_inputs(rank) for rank in failed]
         if ranks or any(map(is_gone, failed.values())) or not all(lacking):

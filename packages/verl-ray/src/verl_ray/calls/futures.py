@@ -114,7 +114,8 @@ class BatchFuture(SealedFuture):
             # Without a failure it is refused, maybe as there is no Ray any more that could be asked.
             for part in (*self.futures, *(self.row_counts or ())) if failure.errors else ():
                 if isinstance(part, AnswerPart) and transport_of(part.ref) is None and has_failed(part.ref):
-                    _ = list(map(has_failed, part.objects))
+                    for ref in part.objects:
+                        has_failed(ref)
             raise
 
 

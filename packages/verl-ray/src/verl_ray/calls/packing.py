@@ -21,6 +21,7 @@ from verl_protocol import DataProtoFuture
 from verl_protocol.columns.walk import Replacer
 from verl_protocol.kinds import PLAIN
 from verl_protocol.wire import nbytes_of
+from verl_protocol.wire.buffers import Readers
 
 from verl_ray.calls.futures import (
     AnswerPart,
@@ -36,7 +37,6 @@ from verl_ray.wire.message import (
     Answer,
     BatchWithSlots,
     Plain,
-    Readers,
     Slot,
     is_scalar,
     packed,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeAlias
 
 import ray
 from verl_dispatch.errors import NotPicklableError
@@ -20,6 +20,7 @@ from verl_protocol.columns.walk import Replacer
 from verl_protocol.futures.any_batch import is_proto
 from verl_protocol.kinds import PLAIN
 from verl_protocol.wire import check_unwritten, dumps, loads, pack
+from verl_protocol.wire.buffers import Readers
 
 from verl_ray.wire.refs import CloudPickler
 from verl_ray.wire.sealed import (
@@ -35,7 +36,6 @@ from verl_ray.wire.sealed import (
 if TYPE_CHECKING:
     from verl_protocol import DataProto
 
-Readers = Literal["one", "many", "read_only"]
 _PLAIN = tuple(PLAIN)
 
 

@@ -350,14 +350,15 @@ def _raw_class(class_dict: Mapping[str, Any], *, fused: bool) -> type[roles.Colo
 def _template(class_dict: Mapping[str, Any], *, fused: bool) -> RayClassWithInitArgs[Any]:
     template: RayClassWithInitArgs[Any] = RayClassWithInitArgs(_raw_class(class_dict, fused=fused))
     template.fused_worker_used = fused
-    templates = {
-        role: each
-        if isinstance(each, RayClassWithInitArgs)
-        else RayClassWithInitArgs(each.cls if isinstance(each, ClassWithInitArgs) else each)
-        for role, each in class_dict.items()
-    }
-    template.update_options(merge_settings(**{role: each.user_options() for role, each in templates.items()}))
+    template.update_options(merge_settings(**{role: _options_of(each) for role, each in class_dict.items()}))
     return template
+
+
+def _options_of(given: Any) -> dict[str, Any]:
+    """The user's options of a role's template; a class alone has them where `ray.remote` wrapped it."""
+    if isinstance(given, RayClassWithInitArgs):
+        return given.user_options()
+    return RayClassWithInitArgs(given.cls if isinstance(given, ClassWithInitArgs) else given).user_options()
 
 
 # --- Methods that ask for a direct transport of their results, and whether Ray can offer it ----------------
